@@ -1,13 +1,13 @@
 """Coverage of the 90 % intervals of ``simulate``: 16 draws of the cost model's own errors, 5th to 95th percentile.
 
-Silicon points (those that ``deploy`` can express, of recorded clients) are predicted by ``deploy`` and ``simulate``
-with the host of other families of models, and with a spread of the front on the slow side that is fitted to the TTFT of
-other families (``cost.roofline_tables.FRONT_SLOW_S`` ships the one fitted to all). Points of a pair of model
-and GPU are sweeps: intervals of a coverage draw complete pairs.
+Points without P/D, of recorded clients, are predicted by ``deploy`` and ``simulate`` with the host, and the spread of
+the front on the slow side (``cost.roofline_tables.FRONT_SLOW_S`` ships the one fitted to all), of other families of
+models. Points of a pair of model and GPU are sweeps: intervals of a coverage draw complete pairs.
 """
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from _harness import grouped
 from _intervals import MIN_GROUPS, Interval, share_interval, sides
-from _silicon import NOTHING, Point, deployed, fits_without, host_of, is_expressible, loop_of, means, read
+from _silicon import MAY_SPECULATE, NOTHING, Point, deployed, fits_without, host_of, loop_of, means, read
 
 from lengthwise.cost import HostOverhead
 from lengthwise.cost.model_error import LEVEL, perturbed
@@ -25,9 +25,9 @@ from lengthwise.engine import simulate
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.speculation import Speculation
 
-QUICK, SEED, EVERY = 12, 5, 40
-WAITS, NO_WAITS = "told to wait by the engine's settings", "no such wait"
+SEED, EVERY = 5, 40
 GRID = (0.0, *(round(0.02 * 1.2**i, 3) for i in range(28)))
 _Z90 = 1.645
 _TAIL = (1 - LEVEL) / 2
@@ -44,14 +44,13 @@ class Bracket(NamedTuple):
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
     points = read(shared)[0]
     (thetas,) = fits_without(points, "family")
-    able = [point for point in points if is_expressible(point) and point.inferencemax]
-    chosen = [able[i] for i in sorted(np.random.default_rng(SEED).permutation(len(able))[: QUICK if quick else None])]
+    able = [point for point in points if point.inferencemax and not point.prefill]
     some = able[:: EVERY if quick else 1]
     needed = np.array([least(point, host_of(thetas[point.family], point)) for point in some])
     families = np.array([point.family for point in some])
     slow_s = {out: spread(needed[families != out]) for out in (*sorted(set(families)), NOTHING)}
     rest_s = slow_s[NOTHING]
-    found = [b for p in chosen for b in of_point(p, host_of(thetas[p.family], p), slow_s.get(p.family, rest_s))]
+    found = [b for p in some for b in of_point(p, host_of(thetas[p.family], p), slow_s.get(p.family, rest_s))]
     about = {"front_slow_s": {"shipped": FRONT_SLOW_S, "fit_without": slow_s, "points": len(some)}}
     details = {"ttft": about, "tpot": {}}
     rows = {f"fidelity.brackets.{name}_coverage": _row(found, name, of) for name, of in details.items()}
@@ -59,18 +58,40 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     return rows | {"deploy.ttft_bracket_coverage": headline}
 
 
-def of_point(point: Point, host: HostOverhead, slow_s: float) -> list[Bracket]:
+MTP_TOKENS, MTP_ACCEPTANCE = 3, 0.85
+"""InferenceMAX' recipes propose up to 3 tokens; DeepSeek-V3's second token is accepted in 85 to 90 % of the cases
+(arXiv:2412.19437, section 5.4.3)."""
+
+
+def mtp(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the coverage from the low end of ``simulate``'s interval with speculation to the high end without."""
+    (thetas,), points = fits_without(read(shared)[0], "family"), read(shared, MAY_SPECULATE)[0]
+    slow_s, found, left = FRONT_SLOW_S, [], Counter[str]()
+    drafted = Speculation("mtp", MTP_TOKENS, MTP_ACCEPTANCE)
+    for point in points[:: EVERY if quick else 1]:
+        host = host_of(thetas[point.family], point)
+        if point.dp > 1:
+            left["data-parallel ranks that speculate"] += 1
+            continue
+        alone, both = of_point(point, host, slow_s), of_point(point, host, slow_s, drafted)
+        left["does not fit"] += not (alone and both)
+        for without, drafts in zip(alone, both, strict=False):
+            low_s, high_s = min(drafts.ends.low_s, without.ends.low_s), max(drafts.ends.high_s, without.ends.high_s)
+            found.append(without._replace(ends=without.ends._replace(low_s=low_s, high_s=high_s)))
+    return {f"fidelity.mtp.{name}_coverage": _row(found, name, {"left_out": dict(left)}) for name in ("ttft", "tpot")}
+
+
+def of_point(point: Point, host: HostOverhead, slow_s: float, speculation: Speculation | None = None) -> list[Bracket]:
     """Return the brackets of a point's TTFT and TPOT; [] where it does not fit."""
     try:
-        deployment = deployed(point, "roofline", host)
+        deployment = deployed(point, "roofline", host, speculation)
     except InputError:
         return []
     loop = loop_of(point)
     requests = loop.workload()
     deployment = replace(deployment, cost=skewed(deployment.cost, slow_s))
     ends = interval(lambda one: list(means(simulate(requests, one, max_log_steps=0), loop)), deployment)
-    of = {"model": point.model, "gpu": point.gpu, "backend": point.backend, "id": str(point.id)}
-    of |= {"family": point.family, "waits": WAITS if loop.wait_steps else NO_WAITS}
+    of = {"model": point.model, "gpu": point.gpu}
     measured = (point.ttft_s, point.tpot_s)
     return [Bracket(name, of, Interval(*s)) for name, *s in zip(("ttft", "tpot"), measured, *ends, strict=True)]
 
@@ -101,22 +122,13 @@ def coverage(found: Sequence[Bracket]) -> dict[str, Any]:
     return counts | {"pairs": len(pairs), "ci": ci and [round(x, 3) for x in ci]} | rounded
 
 
-def _row(found: Sequence[Bracket], metric: str, about: dict[str, Any]) -> dict[str, Any]:
+def _row(found: Sequence[Bracket], metric: str, more: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a metric: the coverage, and coverage by what brackets are of."""
     head = [b for b in found if b.metric == metric]
-    report = coverage(head)
-    details: dict[str, Any] = {"expected": LEVEL, "report": report} | about
-    groups = {
-        "pair": "{model} on {gpu}",
-        "engine_and_gpu": "{backend} on {gpu}",
-        "family": "{family}",
-        "waits": "{waits}",
-    }
-    for key, words in groups.items():
-        some = grouped(head, lambda bracket, words=words: words.format(**bracket.of))
-        details[f"by_{key}"] = {name: coverage(some[name]) for name in sorted(some)}
+    report, some = coverage(head), grouped(head, lambda b: f"{b.of['model']} on {b.of['gpu']}")
+    details = {"expected": LEVEL, "report": report, "by_pair": {pair: coverage(some[pair]) for pair in sorted(some)}}
     about = {"unit": "share", "target": LEVEL, "better": "higher", "ci": report["ci"]}
-    return about | {"value": report["coverage"], "details": details}
+    return about | {"value": report["coverage"], "details": details | more}
 
 
 def spread(needed: np.ndarray) -> float:

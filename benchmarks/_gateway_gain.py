@@ -1,8 +1,9 @@
-"""The gain of length-aware order: the gateway in front of two engines, and the simulator's prediction.
+"""The gain of length-aware order: the gateway in front of two engines, and the prediction of its virtual twin.
 
 Each run is a burst of recorded prompts through the complete gateway, over HTTP. 1x is the rate that two engines with
 full batches serve, as fitted to runs under FCFS. The policies of a shuffle run in turns, so that other load affects
-them alike. Intervals are Student's t over shuffles.
+them alike. Intervals are Student's t over shuffles. Before emulated engines, everything runs in virtual time, in which
+computing takes none: no load of the machine affects the results, and equal runs give equal results.
 
 Prompts are AlpacaEval's (non-commercial: for evaluation only, never for training), lengths those of Vicuna 13B's
 outputs, divided by SHRINK. Engines receive each length in ``vllm_xargs.output_tokens``; the gateway sees only
@@ -15,29 +16,31 @@ import json
 import math
 import os
 import tempfile
+import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from _gateway_cost import ALL_CORES, MEASURED_CORE, OTHER_CORE, on_cores, printed_json
 from _harness import machine, posted
 
-from lengthwise import engine, predict, workload
+from lengthwise import predict, workload
+from lengthwise.apps.launch.simulated import VirtualLoop, run_virtually
+from lengthwise.engine.continuous_batching import Limits
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig
-from lengthwise.gateway.observe import replay
-from lengthwise.gateway.observe.replay import Service
+from lengthwise.gateway.observe.replay import Service, VirtualGateway, Withheld, matched
 from lengthwise.gateway.observe.trace import Trace, of_journal
 from lengthwise.predict import LengthDistribution, Prompts
-from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import t_half_width
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps
 
 Floats = npt.NDArray[np.float64]
 Runs = Mapping[str, Sequence[Floats]]
@@ -73,7 +76,7 @@ class Plan(NamedTuple):
     simulated: int = 40
 
 
-FULL, QUICK = Plan(), Plan(loads=(3.0,), batches=(2,), shuffles=2)
+FULL, QUICK = Plan(), Plan(loads=(3.0,), batches=(2,), shuffles=2, simulated=4)
 
 
 @dataclass
@@ -89,18 +92,21 @@ class Cell:
 
 
 def figures(shared: Path, quick: bool, kind: str) -> dict[str, Any]:
-    """Return the rows of "live" engines, or of "emulated" ones, which leave the gateway and its client a core alone."""
+    """Return the rows of "live" engines in real time, or of "emulated" ones in virtual time."""
     import uvloop
 
     plan = QUICK if quick else FULL
     shuffle(shared, 0, 1)  # fails early without data
     cells: list[Cell] = []
-    with contextlib.ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        urls = stack.enter_context(_real_engines(max(plan.batches))) if kind == "live" else []
-        stack.enter_context(on_cores(MEASURED_CORE if kind == "emulated" else set(ALL_CORES)))
-        for batch in plan.batches:
-            urls = stack.enter_context(_emulated_engines(batch)) if kind == "emulated" else urls
-            cells += runner.run(_measure_batch(shared, plan, urls, batch))
+    if kind == "emulated":
+        with ProcessPoolExecutor() as pool:
+            runs = [
+                pool.submit(_emulated, shared, plan, batch) for batch in reversed(plan.batches)
+            ]  # the longest first
+            cells = [cell for run in reversed(runs) for cell in run.result()]
+    else:
+        with _real_engines(max(plan.batches)) as urls, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            cells = [c for batch in plan.batches for c in runner.run(_measure_batch(shared, plan, urls, batch))]
     measured, simulated = [cell.measured for cell in cells], [cell.simulated for cell in cells]
     policies = {name: _evaluate(measured, simulated, name) for name in POLICIES if name not in (FCFS, ORACLE)}
     own, results = policies[ISRTF], [result for of in policies.values() for result in of.values()]
@@ -147,8 +153,8 @@ def shuffle(shared: Path, seed: int, count: int, rate_rps: float = 1e6) -> Workl
     return predict.attach(made, PREDICTOR, window_tokens=WINDOW)
 
 
-async def _send(port: int, made: Workload) -> Floats:
-    """Send requests in an open loop; return [n] JCT from due to last byte, and check the recorded lengths."""
+async def _send(url: str, made: Workload) -> tuple[Floats, Withheld]:
+    """Send requests in an open loop, check their lengths, and return [n] JCT from due to last byte."""
     fixed = {"model": MODEL, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
     fixed |= {"stream_options": {"include_usage": True}, "cache_salt": uuid.uuid4().hex}  # no run finds prompts cached
     tokens = made.output_tokens.tolist()
@@ -156,12 +162,21 @@ async def _send(port: int, made: Workload) -> Floats:
         fixed | {"prompt": prompt, "vllm_xargs": {"output_tokens": n, "max_tokens": MAX_TOKENS}}
         for prompt, n in zip(made.extra["prompt"], tokens, strict=True)
     ]
-    found = await posted(f"http://127.0.0.1:{port}", bodies, made.arrival_s.tolist())
+    found = await posted(url, bodies, made.arrival_s.tolist(), clock=_clock())
+    pairs = []  # whether text is withheld, of each token and the one after it
     for n, (*_, content) in zip(tokens, found, strict=True):
         events = [json.loads(one[6:]) for one in content.split(b"\n\n") if one.startswith(b"data: {")]
         usage = next(event["usage"] for event in reversed(events) if event.get("usage"))
         assert usage["completion_tokens"] == n, (usage, n)
-    return np.array([end_s - due_s for due_s, _, end_s, _ in found])
+        is_withheld = [not event["choices"][0]["text"] for event in events if event["choices"]][:-1]
+        pairs += list(pairwise(is_withheld))
+    shares = np.mean([one for one, _ in pairs]), np.mean([after for one, after in pairs if one] or [0.0])
+    return np.array([end_s - due_s for due_s, _, end_s, _ in found]), Withheld(*map(float, shares))
+
+
+def _clock() -> Any:
+    loop = asyncio.get_running_loop()
+    return loop.time if isinstance(loop, VirtualLoop) else time.monotonic
 
 
 # Engines
@@ -195,13 +210,17 @@ def _real_engines(batch: int) -> Iterator[list[str]]:
         yield urls
 
 
-@contextlib.contextmanager
-def _emulated_engines(batch: int) -> Iterator[list[str]]:
-    sizes = f"--count {ENGINES} --model {MODEL} --max-num-seqs {batch}"
-    times = "--fixed-s 0.01 --decode-s 0.001 --prompt-token-s 0.0001"  # about a tiny model on one core
-    command = f"-m lengthwise.testing.engine_server {sizes} {times}".split()
-    with printed_json(command, OTHER_CORE) as (_, printed):
-        yield printed["urls"]
+def _emulated(shared: Path, plan: Plan, batch: int) -> list[Cell]:
+    """Measure and simulate all loads at one batch size in virtual time."""
+
+    async def measured() -> list[Cell]:
+        steps = LinearSteps(0.01, 0.001, 0.0001)  # about a tiny model on one core
+        spec = EngineSpec(MODEL, limits=Limits(max_num_seqs=batch), steps=steps)
+        async with contextlib.AsyncExitStack() as stack:
+            urls = [(await stack.enter_async_context(EngineServer(spec))).url for _ in range(ENGINES)]
+            return await _measure_batch(shared, plan, urls, batch)
+
+    return run_virtually(measured())
 
 
 # Measurement
@@ -211,9 +230,12 @@ async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: i
     first = shuffle(shared, 999, count)
     await _run(urls, batch, FCFS, shuffle(shared, 998, 8))  # warms up
     _, trace, _ = await _run(urls, batch, FCFS, first)
+    _, withheld = await _send(urls[0], first)
     service = _fit([trace], batch)
+    # Traces count prompts as the engine does, the recording counts another model's tokens.
+    per_token = trace.prompt_tokens.sum() / first.prompt_tokens.sum()
     request_s = (service.step_s + service.seq_s * batch) / batch * first.output_tokens.mean()
-    request_s += service.prompt_s * first.prompt_tokens.mean() + service.front_s / batch
+    request_s += service.prompt_s * trace.prompt_tokens.mean() + service.front_s / batch
     rate_rps = ENGINES / request_s
     cells = [Cell(load, batch) for load in plan.loads]
     for seed in range(plan.shuffles):
@@ -226,12 +248,22 @@ async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: i
                 cell.preemptions[name] += preemptions
                 if name == FCFS:
                     cell.fcfs_traces.append(trace)
-    service = _fit([trace for cell in cells for trace in cell.fcfs_traces], batch)
+
+    def simulated(cell: Cell, seed: int) -> Workload:
+        made = shuffle(shared, seed, count, cell.load * rate_rps)
+        return replace(made, prompt_tokens=np.maximum(1, np.rint(per_token * made.prompt_tokens)).astype(np.int64))
+
+    traces = [trace for cell in cells for trace in cell.fcfs_traces]
+    at_engine_s = float(np.concatenate([trace.finished_s - trace.dispatched_s for trace in traces]).mean())
+    measured = [simulated(cell, seed) for cell in cells for seed in range(plan.shuffles)]
+    service = matched(_fit(traces, batch), measured, at_engine_s)
     for cell in cells:
         for seed in range(max(plan.simulated, plan.shuffles)):
-            made = shuffle(shared, seed, count, cell.load * rate_rps)
-            for name in POLICIES:
-                cell.simulated[name].append(_simulate(made, service, name))
+            made = simulated(cell, seed)
+            known = replace(made, predicted_tokens=made.output_tokens.astype(float), predictions=None)
+            for name, order in POLICIES.items():
+                twin = VirtualGateway(known if name == ORACLE else made, service, order, withheld, seed)
+                cell.simulated[name].append(twin.run().jct_s)
     return cells
 
 
@@ -255,9 +287,9 @@ async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tu
             prediction=PredictionConfig(learn=False),
             listen=Listen(port=0, admin_port=None, journal=journal),
         )
-        async with Gateway(config, make_predictor=length_predictor) as gateway:
+        async with Gateway(config, make_predictor=length_predictor, clock=_clock()) as gateway:
             assert await gateway.fleet.wait_checked(30.0)
-            jct_s = await _send(gateway.port, made)
+            jct_s, _ = await _send(f"http://127.0.0.1:{gateway.port}", made)
             preemptions = gateway.driver.statistics().preemptions
             await gateway.drain()
         return jct_s, of_journal(journal), preemptions
@@ -292,39 +324,6 @@ def _fit(traces: Sequence[Trace], batch: int) -> Service:
     front_s, step_s, seq_s, prompt_s = found.tolist()
     error = float(np.median(np.abs(rows @ found / seconds - 1)))
     return Service(max(step_s, 1e-6), seq_s, prompt_s, front_s, batch, ENGINES, math.nan, error)
-
-
-def _simulate(made: Workload, service: Service, name: str) -> Floats:
-    """Return [n] simulated JCT; preemptions follow the policy alone, without the gateway's learned costs."""
-    order = POLICIES[name]
-    if name == ORACLE:
-        made = replace(made, predicted_tokens=made.output_tokens.astype(float), predictions=None)
-    mode = order.mode if order.mode in (FCFS, ISRTF) else replay.ORACLE
-    scheduler = replay.scheduler(mode, order)
-    if order.mode == "windowed":
-        scheduler = replace(scheduler, batching="windowed", memory="paged", preemption="by_rank")
-    elif order.rank:
-        scheduler = replace(scheduler, rank=order.rank)
-    # With windows, a preempted request is sent again, prompt and half of its output on average. The gateway preempts at
-    # the end of a window only while requests wait: a fixed point, as more expensive windows make longer queues.
-    context, windowed = made.prompt_tokens.mean() + made.output_tokens.mean() / 2, order.mode == "windowed"
-    resend_s = (service.front_s + service.prompt_s * float(context)) / order.window_tokens if windowed else 0.0
-    share = 1.0
-    for _ in range(4 if windowed else 1):
-        slower = replace(service, step_s=service.step_s + share * resend_s)
-        r = engine.simulate(made, replay.deployment_of(made, slower, scheduler), max_log_steps=0).requests
-        assert (r.status == Status.FINISHED).all()
-        share = _share_with_a_queue(r.arrival_s, r.finished_s, (service.max_num_seqs or 1) * ENGINES)
-    return np.asarray(r.finished_s - r.arrival_s)
-
-
-def _share_with_a_queue(arrival_s: Floats, finished_s: Floats, max_num_seqs: int) -> float:
-    """Return the share of all slots' busy time during which requests wait."""
-    times_s = np.concatenate([arrival_s, finished_s])
-    order = np.argsort(times_s, kind="stable")
-    present = np.cumsum(np.repeat([1, -1], [len(arrival_s), len(finished_s)])[order])[:-1]
-    busy_s = np.diff(times_s[order]) * np.minimum(present, max_num_seqs)
-    return float(busy_s[present > max_num_seqs].sum() / busy_s.sum())
 
 
 # Evaluation

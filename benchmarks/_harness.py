@@ -148,24 +148,24 @@ def group_use(group: int) -> tuple[float, float]:
 
 
 async def posted(
-    url: str, bodies: Sequence[Any], due_s: Sequence[float] = (), *, concurrency: int = 0, key: str = ""
+    url: str, bodies: Sequence[Any], due_s: Sequence[float] = (), *, concurrency: int = 0, key: str = "", clock: Any = 0
 ) -> list[tuple[float, float, float, bytes]]:
-    """Post completions at their times, or ``concurrency`` at a time; return monotonic seconds and content of each."""
+    """Post completions at their times, or ``concurrency`` at a time; return seconds by a clock and content of each."""
     # Seconds are those at which it was due, sent and finished. Every status must be 200.
     import aiohttp
 
-    slots, start_s = asyncio.Semaphore(concurrency or len(bodies)), time.monotonic() + 0.1
+    slots, start_s = asyncio.Semaphore(concurrency or len(bodies)), (clock := clock or time.monotonic)() + 0.1
     options = {"connector": aiohttp.TCPConnector(limit=0), "timeout": aiohttp.ClientTimeout(total=None)}
     async with aiohttp.ClientSession(**options, headers={"Authorization": f"Bearer {key}"}) as session:
 
         async def post(body: Any, due_s: float) -> tuple[float, float, float, bytes]:
-            await asyncio.sleep(start_s + due_s - time.monotonic())
+            await asyncio.sleep(start_s + due_s - clock())
             async with slots:
-                sent_s = time.monotonic()
+                sent_s = clock()
                 async with session.post(f"{url}/v1/completions", json=body) as response:
                     content = await response.read()
                     assert response.status == 200, content[:500]
-            return start_s + due_s, sent_s, time.monotonic(), content
+            return start_s + due_s, sent_s, clock(), content
 
         return await asyncio.gather(*map(post, bodies, due_s or [0.0] * len(bodies)))
 

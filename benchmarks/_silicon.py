@@ -1,4 +1,4 @@
-"""Measured deployments of vLLM, SGLang and TensorRT-LLM on H100 to GB300, and Argonne's static batches.
+"""Measured deployments of vLLM, SGLang and TensorRT-LLM on H100 to GB300.
 
 Every point is predicted by the engine in a closed loop. ``shipped`` and ``shipped_tables`` are what a user gets:
 ``deploy`` with the roofline, or with imported kernels and ``fit_profile``, and a host by name. ``family_out`` and
@@ -18,32 +18,29 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import _silicon_argonne
 import numpy as np
 from _harness import grouped
 from _intervals import by, described, summary
 
-from lengthwise import catalog, cost, policy
-from lengthwise.cost import HostOverhead
+from lengthwise import catalog, policy
+from lengthwise.cost import HostOverhead, roofline
 from lengthwise.cost.estimators import Target, fit_profile
-from lengthwise.cost.memory import shard_of
-from lengthwise.cost.operator_work import CURVES, Curves, Operators, Work, kernels_of
+from lengthwise.cost.operator_work import CURVES, Curves, Operators, Work
 from lengthwise.cost.profiles import import_aiconfigurator
+from lengthwise.cost.roofline_tables import operators_of
 from lengthwise.engine import deploy, disaggregate, simulate
 from lengthwise.engine.deployment_builder import kv_transfer_over
-from lengthwise.schema.cost_tables import CostTables, grid_axis
+from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
-from lengthwise.schema.specs import GpuSpec, NodeSpec
+from lengthwise.schema.speculation import Speculation
 from lengthwise.schema.workload import Workload
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 FILE = "data/profiles/aiconfigurator/silicon_sample.csv.gz"
 GPUS = {"h100_sxm": "H100", "h200_sxm": "H200", "b200_sxm": "B200", "gb200": "GB200", "gb300": "GB300"}
-RACK = 72
-"""GPUs of GB200 and GB300 that NVLink joins. Their kernels count as those of B200; GB300 has 288 GB, and 1.5 times the
-FLOP/s in FP4 (NVIDIA's data sheets of GB200 NVL72 and GB300 NVL72)."""
+RACK = 72  # GPUs of GB200 and GB300 that NVLink joins: workers of P/D on others are joined by their network
 MODELS = {
     "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
@@ -58,7 +55,7 @@ MODELS = {
     "zhipuai/GLM-5": "glm-5",
 }
 DTYPES = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "int4_wo": "int4", "": "bfloat16"}
-NODE_GPUS = 8
+NODE_GPUS, WIDE_EP = 8, 16
 SAME, EQUAL = 0.02, 1e-3
 """Two rows of one deployment and load, or of one load alone, whose TTFT and TPOT are this close are one measurement."""
 TWICE, UNKNOWN = "the same measurement, exported twice", "speculation"
@@ -69,10 +66,7 @@ REQUEST_S = 3e-3
 
 @dataclass(frozen=True)
 class Point:
-    """One measured deployment and load: ``dp`` ranks of attention, experts over ``ep`` groups of ``moe_tp`` GPUs.
-
-    With P/D these are of each of ``workers`` decode workers, and ``prefill`` has (workers, tp, dp, moe_tp, ep).
-    """
+    """A measured deployment (with P/D: a decode worker) and load; ``prefill`` is (workers, tp, dp, moe_tp, ep)."""
 
     id: str
     model: str
@@ -142,22 +136,8 @@ def numbers(points: Sequence[Point], seconds: Any) -> Floats:
     return np.array([ttft_s, tpot_s, load[0] / (ttft_s + load[1] * tpot_s)])
 
 
-def gpu_of(name: str) -> GpuSpec:
-    """Return a GPU's spec; those of GB200 and GB300 follow from B200's (RACK)."""
-    spec = catalog.gpu("B200" if name.startswith("GB") else name)
-    if name != "GB300":
-        return spec
-    peak = spec.peak_flops | {"fp4": 1.5 * spec.peak_flops["fp4"]}
-    return replace(spec, peak_flops=peak, memory_bytes=1.5 * spec.memory_bytes)
-
-
-def node_of(name: str, gpus: int) -> NodeSpec:
-    node = catalog.default_node(gpu_of(name), gpus)
-    return replace(node, gpus=RACK, link_group=RACK) if name.startswith("GB") else node
-
-
-def read(shared: Path) -> tuple[list[Point], dict[str, int]]:
-    """Return (points that the roofline can express, number of rows left out by reason)."""
+def read(shared: Path, instead: str = "") -> tuple[list[Point], dict[str, int]]:
+    """Return (points, number of rows left out by reason); ``instead``: the points of rows left out for this reason."""
     import polars as pl
 
     if not (shared / FILE).exists():
@@ -167,7 +147,7 @@ def read(shared: Path) -> tuple[list[Point], dict[str, int]]:
     last: dict[tuple[Any, ...], str] = {}
     unknown = []
     for row in pl.read_csv(shared / FILE, infer_schema_length=None).to_dicts():
-        if reason := next((reason for reason, holds in REASONS.items() if holds(row)), ""):
+        if (reason := next((reason for reason, holds in REASONS.items() if holds(row)), "")) != instead:
             unknown += [(reason, row)] if reason.startswith(UNKNOWN) else []
             left[reason] += 1
             continue
@@ -203,18 +183,14 @@ def _may_speculate(row: dict[str, Any]) -> bool:
     return "DeepSeek" in row["model_path"] and export and "measured=2026" in source
 
 
-def _is_agg(row: dict[str, Any]) -> bool:
-    return bool(row["mode"] == "agg")
-
-
 def _is_mtp(row: dict[str, Any]) -> bool:
     """Return whether InferenceMAX lists this deployment with multi-token prediction alone (its nvidia-master.yaml)."""
     fp8 = "Qwen3.5" in row["model_path"] and row["gemm_quant_mode"] == "fp8"
-    return fp8 and _is_agg(row) and (row["tp_size"], row["moe_ep_size"]) == (4, 1)
+    return fp8 and row["mode"] == "agg" and (row["tp_size"], row["moe_ep_size"]) == (4, 1)
 
 
 def _is_consistent(row: dict[str, Any]) -> bool:
-    if not _is_agg(row):
+    if row["mode"] != "agg":
         return all(tp * dp == moe_tp * ep for tp, dp, moe_tp, ep in (_side(row, "prefill"), _side(row, "decode")))
     tp, dp, moe_tp, ep = _cut(row)
     return tp * dp <= NODE_GPUS and ("Llama" in row["model_path"] or tp * dp == moe_tp * ep)
@@ -244,14 +220,21 @@ def _is_export(row: dict[str, Any]) -> bool:
     return "config_id=" in row["silicon_data_source"] or "source_file=2026" in row["silicon_data_source"]
 
 
+MAY_SPECULATE = "speculation not recorded, aggregated (DeepSeek since 2026)"
 REASONS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "no concurrency recorded": lambda r: "silicon_concurrency" not in r["silicon_data_source"],
-    "speculation not recorded, aggregated (DeepSeek since 2026)": lambda r: _is_agg(r) and _may_speculate(r),
-    "speculation and workers not recorded, P/D (DeepSeek-R1)": lambda r: not _is_agg(r) and "-R1" in r["model_path"],
-    "number of P/D workers not recorded (Kimi-K2.5, GLM-5)": lambda r: not (_is_agg(r) or r["decode_num_workers"]),
-    "several nodes, GPUs of all workers in one number (GB200)": lambda r: _is_agg(r) and r["system"] == "gb200",
+    MAY_SPECULATE: lambda r: r["mode"] == "agg" and _may_speculate(r),
+    "speculation and workers not recorded, P/D (DeepSeek-R1)": lambda r: (
+        r["mode"] != "agg" and "-R1" in r["model_path"]
+    ),
+    "number of P/D workers not recorded (Kimi-K2.5, GLM-5)": lambda r: (
+        r["mode"] != "agg" and not r["decode_num_workers"]
+    ),
+    "several nodes, GPUs of all workers in one number (GB200)": lambda r: r["mode"] == "agg" and r["system"] == "gb200",
     "multi-token prediction (Qwen3.5 in FP8 on 4 GPUs)": _is_mtp,
-    "a router of several workers in front (Dynamo)": lambda r: _is_agg(r) and "ai-dynamo" in r["silicon_data_source"],
+    "a router of several workers in front (Dynamo)": lambda r: (
+        r["mode"] == "agg" and "ai-dynamo" in r["silicon_data_source"]
+    ),
     "GPUs of attention and of experts do not agree": lambda r: not _is_consistent(r),
 }
 """Reasons to omit a row; the first that holds counts."""
@@ -262,7 +245,7 @@ def _point(row: dict[str, Any]) -> Point:
     source = "inferencemax" if _is_export(row) or "gap-analysis" in text else "sweep"
     deployed = (row["id"], MODELS[row["model_path"]], GPUS[row["system"]], row["backend"], dtype, source)
     measured = text.split("measured=")[1][:10] if "measured=" in text else ""
-    if _is_agg(row):
+    if row["mode"] == "agg":
         return Point(*deployed, *_load(row), *_cut(row), measured, *_seconds(row))
     workers, prefill = row["decode_num_workers"], (row["prefill_num_workers"], *_side(row, "prefill"))
     point = Point(*deployed, *_load(row), *_side(row, "decode"), measured, *_seconds(row), workers, prefill)
@@ -289,7 +272,7 @@ def _seconds(row: dict[str, Any]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Loop:
-    """The load and the engine of a point: a closed loop of one rank's share of the clients; tokens as (least, most)."""
+    """The load and the engine of a point: a closed loop of all clients; tokens as (least, most)."""
 
     clients: int
     prompt: tuple[int, int]
@@ -312,11 +295,12 @@ class Loop:
 def loop_of(point: Point) -> Loop:
     """Return the load of a point: InferenceMAX draws lengths, a sweep has fixed ones."""
     low = SHORTEST if point.inferencemax else 1.0
-    clients, wait_steps = math.ceil(point.concurrency / point.dp), _wait_steps(point) if point.inferencemax else 0.0
+    clients, wait_steps = point.concurrency, _wait_steps(point) if point.inferencemax else 0.0
     prompt, output = ((max(1, int(low * tokens)), tokens) for tokens in (point.isl, point.osl))
     budget = max(8192, point.isl + point.osl if point.backend == "trtllm" else 0)
     opening = 0 if point.inferencemax else clients
-    return Loop(max(1, clients), prompt, output, budget, point.backend != "sglang", wait_steps, opening)
+    mixed = point.backend != "sglang" or bool(point.prefill)
+    return Loop(clients, prompt, output, budget, mixed, wait_steps, opening)
 
 
 def _wait_steps(point: Point) -> float:
@@ -342,136 +326,117 @@ def means(records: Records, loop: Loop) -> tuple[float, float]:
     return float(np.mean((r.first_token_s - r.arrival_s)[counts])), float(np.mean(tpot_s))
 
 
-TABLES, VERSION, BLOCK = "data/profiles/aiconfigurator", "0.24.0", 16
+TABLES, VERSION = "data/profiles/aiconfigurator", "0.24.0"
 
 
-class RankOperators(Operators):
-    """The operators of one rank of a measured deployment; ``tokens`` are the rank's own."""
+def limits_of(point: Point, loop: Loop) -> EngineLimits:
+    """Return the limits of a rank: as many sequences as its share of the clients, or as the recipe of P/D names."""
+    # Recipes of P/D give the engine more of the memory: weights of 170 of a GB200's 185 GiB fit.
+    seqs = min(loop.clients, point.max_num_seqs) if point.max_num_seqs else math.ceil(loop.clients / point.dp)
+    kinds = {"weight_dtype": point.dtype, "kv_dtype": point.kv_dtype}
+    share = 0.95 if point.prefill else EngineLimits.gpu_memory_utilization
+    tokens = max(loop.budget, seqs)
+    return EngineLimits(seqs, tokens, max_model_len=loop.longest, gpu_memory_utilization=share, **kinds)
 
-    def __init__(self, point: Point, curves: Curves = CURVES) -> None:
-        gpu, model = gpu_of(point.gpu), catalog.model(point.model)
-        wide_attention = point.dtype in ("fp4", "int4") and model.ffn.experts > 0
-        dense = replace(kernels_of(gpu, "bfloat16" if wide_attention else point.dtype), curves=curves)
-        limits = EngineLimits(weight_dtype=point.dtype, kv_dtype=point.kv_dtype)
-        self.point, self.gpus, self.busy = point, point.tp * point.dp, float(point.dp)
-        self.experts = replace(kernels_of(gpu, point.dtype), curves=curves)
-        super().__init__(shard_of(model, Parallelism(point.tp), limits), dense, node_of(point.gpu, self.gpus))
 
-    def all_reduces(self, tokens: Any) -> list[Work]:
-        """Return those after attention and MLP; with data parallelism one exchange of the tokens of ``busy`` ranks."""
-        # A rank sends a token to the GPUs of its experts alone where there are fewer of them than ranks.
-        if self.gpus == 1:
-            return []
-        times, copies = 2 if self.tp > 1 else 1, min(self.busy, self.model.ffn.experts_per_token or 1.0)
-        return [self._all_reduce("all-reduce", self.model.hidden * tokens * copies).times(times)]
+def parallel_of(point: Point) -> Parallelism:
+    """Return how the model is split; recipes with experts over WIDE_EP GPUs send tokens to their experts' GPUs."""
+    if not catalog.model(point.model).ffn.experts:
+        return Parallelism(point.tp)
+    sends = point.dp > 1 and point.ep == point.tp * point.dp >= WIDE_EP
+    backend = "deepep_high_throughput" if sends else Parallelism.all2all_backend
+    return Parallelism(point.tp, dp=point.dp, ep=point.ep, all2all_backend=backend)
 
-    def _all_reduce(self, name: str, elements: Any) -> Work:
-        return self._network(name, 2 * (self.gpus - 1) / self.gpus * elements * self.wide)
 
-    def _network(self, name: str, sent_bytes: Any) -> Work:
-        own_tp, self.tp = self.tp, self.gpus
-        work = super()._network(name, sent_bytes)
-        self.tp = own_tp
-        return work
+def operators(point: Point, curves: Curves) -> Operators:
+    """Return the operators of a GPU of the point's deployment, with the constants of ``curves``."""
+    model, gpu, parallel = catalog.model(point.model), catalog.gpu(point.gpu), parallel_of(point)
+    node = catalog.default_node(gpu, parallel.gpus)
+    return operators_of(model, gpu, node, parallel, limits_of(point, loop_of(point)), curves)
 
-    def _moe(self, tokens: Any) -> list[Work]:
-        """Return a GPU's share: the experts of its group that any rank's tokens hit, each ``1 / moe_tp`` wide."""
-        ffn, hidden, point = self.model.ffn, self.model.hidden, self.point
-        everyone = np.asarray(tokens) * self.busy
-        hit, rows = self.experts_hit(everyone) / point.ep, everyone * ffn.experts_per_token / point.ep
-        width = ffn.expert_intermediate / point.moe_tp
-        works = [
-            self.kernels.gemm("router", tokens, ffn.experts, hidden, wide=True),
-            self.experts.grouped_gemm("experts up", rows, hit, 2 * width, hidden),
-            self.kernels.stream("expert activation", 3 * width * self.wide * rows),
-            self.experts.grouped_gemm("experts down", rows, hit, hidden, width),
-        ]
-        if ffn.shared_intermediate:
-            works += [replace(w, name=f"shared {w.name}") for w in self._mlp(tokens, ffn.shared_intermediate)]
-        return works
 
-    def step_s(self, host: HostOverhead, *, seqs: Any, kv: Any, chunk: Any = 0, prompts: Any = 0) -> Any:
-        """Return the seconds of a step of ``seqs`` decodes over ``kv`` cached tokens and ``prompts`` chunks."""
-        tokens = seqs + chunk * prompts
-        layer = seconds(self.layer(tokens) + self.all_reduces(tokens))
-        layer = layer + seconds(self.decode(seqs, kv)) * (np.asarray(seqs) > 0)
-        layer = layer + prompts * seconds(self.prefill(chunk, 0)) + host.launch_s * (np.asarray(prompts) > 0)
-        ends = seconds(self.embedding(tokens) + self.head(seqs + prompts))
-        return self.model.layers * layer + ends + host.step_s + host.sequence_s * (seqs + prompts)
-
-    def tables(self, host: HostOverhead, loop: Loop) -> CostTables:
-        """Return the cost tables of the rank, laid out as those of ``lengthwise.cost.roofline_tables``."""
-        seqs, length = loop.clients, loop.longest
-        tokens, batch = np.arange(max(loop.budget, seqs) + 1.0), np.arange(seqs + 1.0)
-        chunk, context = grid_axis(max(loop.budget, length)), grid_axis(length)
-        some, cached = grid_axis(seqs), grid_axis(min(seqs * length, 2**24))
-
-        def table(works: Any, *axes: Any) -> Any:
-            shape = np.broadcast_shapes(*(axis.shape for axis in axes))
-            made = np.zeros(shape) + seconds(works(*(axis.astype(float) for axis in axes)))
-            made[0] = 0.0
-            return made
-
-        works = {"layer_s": self.layer, "comm_s": self.all_reduces, "embedding_s": self.embedding}
-        by_tokens = {name: table(work, tokens) for name, work in works.items()}
-        by_tokens["layer_s"] = host.with_launches(by_tokens["layer_s"], seqs)
-        return CostTables(
-            **by_tokens,
-            send_s=np.zeros(len(tokens)),
-            head_s=table(self.head, batch),
-            host_s=host.seconds(batch),
-            prefill_s=table(self.prefill, chunk[:, None], context[None, :]),
-            decode_s=table(self.decode, some[:, None], cached[None, :]),
-            stage_layers=np.array([self.model.layers]),
-            front=host.front,
-        )
+def deployed(
+    point: Point, cost: str | CostTables | Curves, host: str | HostOverhead, speculation: Speculation | None = None
+) -> Deployment:
+    """Return a point's (with P/D its decode workers') deployment; raise InputError: it does not fit these GPUs."""
+    loop, parallel = loop_of(point), parallel_of(point)
+    limits = limits_of(point, loop)
+    if isinstance(cost, Curves):
+        model, gpu = catalog.model(point.model), catalog.gpu(point.gpu)
+        node = catalog.default_node(gpu, parallel.gpus)
+        cost = roofline(model, gpu, node, parallel, limits, loop.longest, HostOverhead(0.0, 0.0), cost)
+    scheduler = policy.scheduler("vllm_v1" if loop.mixed or speculation else "vllm_v0")
+    if point.dp > 1:  # engines balance ranks
+        scheduler = replace(scheduler, router="least_outstanding")
+    if point.prefill:  # groups of layers are not transferred
+        scheduler = replace(scheduler, hybrid_kv_cache=False)
+    cut = {key: getattr(parallel, key) for key in ("tp", "dp", "ep", "all2all_backend")} | {"limits": limits}
+    return deploy(point.model, point.gpu, **cut, scheduler=scheduler, cost=cost, host=host, speculation=speculation)
 
 
 def seconds(works: list[Work]) -> Any:
     return sum((work.seconds for work in works), 0.0)
 
 
-def simulated(point: Point, ops: RankOperators, host: HostOverhead) -> tuple[float, float]:
-    """Return (mean TTFT, mean TPOT) in s of the closed loop; raise ValueError if two of the longest do not fit."""
+def step_s(
+    ops: Operators, host: HostOverhead, *, seqs: Any, kv: Any, chunk: Any = 0, prompts: Any = 0, busy: Any = 1
+) -> Any:
+    """Return the seconds of a step in which each rank decodes ``seqs`` sequences over ``kv`` cached tokens.
+
+    ``busy`` ranks also prefill ``prompts`` chunks each.
+    """
+    tokens = seqs + chunk * prompts
+    works = ops.layer(tokens) + ops.all_reduces(tokens) + ops.shared(ops.dp * seqs + busy * chunk * prompts)
+    layer = seconds(works) + seconds(ops.decode(seqs, kv)) * (np.asarray(seqs) > 0)
+    layer = layer + prompts * seconds(ops.prefill(chunk, 0)) + host.launch_s * (np.asarray(prompts) > 0)
+    ends = seconds(ops.embedding(tokens) + ops.head(seqs + prompts))
+    return ops.model.layers * layer + ends + host.step_s + host.sequence_s * (seqs + prompts)
+
+
+def simulated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, float]:
+    """Return (mean TTFT, mean TPOT) in seconds of the closed loop; raise InputError if it does not fit."""
     if point.prefill:
-        return disaggregated(point, ops, host)
+        return disaggregated(point, curves, host)
     loop = loop_of(point)
-    ttft_s, tpot_s = means(simulate(loop.workload(), _ranks(ops, host, loop), max_log_steps=0), loop)
+    ttft_s, tpot_s = means(simulate(loop.workload(), deployed(point, curves, host), max_log_steps=0), loop)
     return ttft_s + loop.wait_steps * tpot_s, tpot_s
 
 
-def _ranks(ops: RankOperators, host: HostOverhead, loop: Loop, count: int = 1) -> Deployment:
-    """Return ranks as replicas; raise ValueError: the weights leave no room for two of the longest requests."""
-    point, gpu = ops.point, ops.kernels.gpu
-    limits = _limits(point, min(loop.clients, point.max_num_seqs or loop.clients), loop.longest, loop.budget)
-    plan = cost.plan_memory(ops.model, gpu, Parallelism(ops.gpus), limits, loop.longest, num_blocks=None)
-    if plan.num_blocks * BLOCK < 2 * loop.longest:
-        raise ValueError(f"{point.id}: weights leave no room")
-    router = "least_outstanding" if point.dp > 1 else "round_robin"  # engines balance ranks, Dynamo takes turns
-    scheduler = replace(policy.scheduler("vllm_v1" if loop.mixed else "vllm_v0"), router=router)
-    parts = {"model": ops.model, "gpu": gpu, "node": ops.node, "limits": limits, "kv": plan}
-    parts |= {"parallel": Parallelism(replicas=count), "scheduler": scheduler, "max_model_len": loop.longest}
-    return Deployment(**parts, cost=ops.tables(host, loop))
+def separate_ranks(side: Deployment, count: int, busy: float, router: str) -> Deployment:
+    """Return ``count`` ranks as replicas (P/D has no lock-step), each beside ``busy`` ranks with as many tokens."""
+    tables = side.cost
+    if tables.shared_s is not None:
+        rows = np.minimum(busy * np.arange(len(tables.layer_s)), len(tables.shared_s) - 1)
+        layer_s = tables.layer_s + np.interp(rows, np.arange(len(tables.shared_s)), tables.shared_s)
+        tables = replace(tables, layer_s=layer_s, shared_s=None)
+    scheduler = replace(side.scheduler, router=router)
+    return replace(side, cost=tables, scheduler=scheduler, parallel=Parallelism(side.parallel.tp, replicas=count))
 
 
-def disaggregated(point: Point, ops: RankOperators, host: HostOverhead) -> tuple[float, float]:
+def disaggregated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, float]:
     """Return (mean TTFT, mean TPOT) in seconds of a closed loop through prefill ranks and decode ranks."""
     # A client gets its first token with the request's first decode step, after prefill and KV transfer. Equal shares of
     # ranks and clients stand for all. Prompts share a prefill step's experts with those of other ranks that are busy.
     count, *cut = point.prefill
     side = replace(point, max_num_seqs=0, **dict(zip(("tp", "dp", "moe_tp", "ep"), cut, strict=True)))
-    first = RankOperators(side, ops.kernels.curves)
     ranks, clients = (count * side.dp, point.workers * point.dp), point.concurrency
     common = math.gcd(*ranks)
     shares = max(n for n in range(1, common + 1) if common % n == 0 and (n == 1 or clients >= SHARE * n))
-    loop = replace(loop_of(point), clients=math.ceil(clients / shares), mixed=True)
+    own = math.ceil(clients / shares)
+    loop = replace(loop_of(point), clients=own)
     prompt, output = (sum(of) / 2 for of in (loop.prompt, loop.output))
-    decoding_s = output * ops.step_s(host, seqs=clients / ranks[1], kv=clients / ranks[1] * (prompt + output / 2))
+    first, ops = (operators(one, curves) for one in (side, point))
+    decoding_s = output * step_s(ops, host, seqs=clients / ranks[1], kv=clients / ranks[1] * (prompt + output / 2))
+    busy = 1.0
     for _ in range(ROUNDS):
-        prompt_s = first.step_s(host, seqs=0.0, kv=0.0, chunk=prompt, prompts=1.0)
-        first.busy = 1 + (side.dp - 1) * min(1.0, clients * float(prompt_s / (prompt_s + decoding_s)) / ranks[0])
-    sides = [_ranks(one, host, loop, n // shares) for one, n in zip((first, ops), ranks, strict=True)]
-    transfer = kv_transfer_over(node_of(point.gpu, RACK).link_for(RACK), *sides)
+        prompt_s = step_s(first, host, seqs=0.0, kv=0.0, chunk=prompt, prompts=1.0, busy=busy)
+        busy = 1 + (side.dp - 1) * min(1.0, clients * float(prompt_s / (prompt_s + decoding_s)) / ranks[0])
+    router = "least_outstanding" if side.dp > 1 or point.dp > 1 else "round_robin"  # Dynamo takes turns
+    sides = [
+        separate_ranks(deployed(replace(one, concurrency=own * one.dp), curves, host), n // shares, together, router)
+        for one, n, together in zip((side, point), ranks, (busy, float(point.dp)), strict=True)
+    ]
+    transfer = kv_transfer_over(sides[0].node.link_for(RACK), *sides)
     done = simulate(loop.workload(), disaggregate(*sides, transfer), max_log_steps=10**7)
     steps, requests = done.steps, done.requests
     decodes = steps.replica >= ranks[0] // shares
@@ -483,20 +448,18 @@ def disaggregated(point: Point, ops: RankOperators, host: HostOverhead) -> tuple
 BACKENDS = ("vllm", "sglang", "trtllm")
 KERNEL_SPREAD, OWN_SPREAD, COMMON_SPREAD = 0.03, 0.3, 1.0
 HOST = ("step", "sequence")
-SPREADS: dict[str, float] = {
-    **{
-        f"{kernel}.{constant}": KERNEL_SPREAD
-        for kernel in ("narrow", "wide", "grouped")
-        for constant in ("efficiency", "memory_efficiency", "latency_s")
-    },
-    **dict.fromkeys(("prefill.efficiency", "decode.memory_efficiency"), KERNEL_SPREAD),
-    **dict.fromkeys(("narrow.pad_m", "stream.latency_s", "prefill.latency_s", "decode.latency_s"), 2 * KERNEL_SPREAD),
-    **dict.fromkeys(("routing", "launch", "late_request", *HOST), COMMON_SPREAD),
-    **{f"{name}.{backend}": OWN_SPREAD for name in HOST for backend in BACKENDS},
-    **{f"speed.{backend}": KERNEL_SPREAD for backend in BACKENDS[1:]},
-}
+GEMMS = [
+    f"{kind}.{of}" for kind in ("narrow", "wide", "grouped") for of in ("efficiency", "memory_efficiency", "latency_s")
+]
+SPREADS: dict[str, float] = dict.fromkeys((*GEMMS, "prefill.efficiency", "decode.memory_efficiency"), KERNEL_SPREAD)
+SPREADS |= dict.fromkeys(
+    ("narrow.pad_m", *(f"{k}.latency_s" for k in ("stream", "prefill", "decode"))), 2 * KERNEL_SPREAD
+)
+SPREADS |= dict.fromkeys(("routing", "launch", "late_request", *HOST), COMMON_SPREAD)
+SPREADS |= {f"{name}.{backend}": OWN_SPREAD for name in HOST for backend in BACKENDS}
+SPREADS |= {f"speed.{backend}": KERNEL_SPREAD for backend in BACKENDS[1:]}
 NAMES = tuple(SPREADS)
-FIRST = {"step": 300e-6, "sequence": 6e-6, "routing": 0.05, "launch": 100e-6, "late_request": 1e-3}
+FIRST = {"step": 300e-6, "sequence": 6e-6, "routing": 0.05, "launch": 100e-6, "late_request": 30e-3}
 """Values that the factors of the host's constants multiply, in seconds; of ``1 - routing_power`` for routing."""
 HUBER, ROUNDS, TTFT_WEIGHT = 0.08, 12, 0.5
 DELAY_ALONE = ("qwen3.5", "glm")
@@ -507,16 +470,13 @@ def curves_of(theta: Floats, backend: str) -> Curves:
     """Return the kernels of a backend: shipped constants times their factors, all of them ``speed`` times as fast."""
     of = dict(zip(NAMES, np.exp(theta), strict=True))
     speed = of.get(f"speed.{backend}", 1.0)
-    made = {}
+    made: dict[str, Any] = {"routing_power": 1 - FIRST["routing"] * of["routing"]}
     for kind, part in vars(CURVES).items():
-        if kind == "routing_power":
-            continue
-        values = {}
-        for field, value in vars(part).items():
-            faster = speed if "efficiency" in field else 1 / speed if field.endswith("_s") else 1.0
-            values[field] = value * of.get(f"{kind}.{field}", 1.0) * faster
-        made[kind] = replace(part, **values)
-    return Curves(**made, routing_power=1 - FIRST["routing"] * of["routing"])
+        if kind != "routing_power":
+            faster = {f: speed if "efficiency" in f else 1 / speed if f.endswith("_s") else 1.0 for f in vars(part)}
+            values = {f: value * of.get(f"{kind}.{f}", 1.0) * faster[f] for f, value in vars(part).items()}
+            made[kind] = replace(part, **values)
+    return Curves(**made)
 
 
 def host_of(theta: Floats, point: Point) -> HostOverhead:
@@ -538,16 +498,17 @@ def closed_forms(points: Sequence[Point], theta: Floats) -> Floats:
     found = np.zeros((2, len(points)))
     for members in grouped(range(len(points)), lambda i: points[i].group).values():
         one, loops = points[members[0]], [loop_of(points[i]) for i in members]
-        ops, host = RankOperators(one, curves_of(theta, one.backend)), host_of(theta, one)
+        ops, host = operators(one, curves_of(theta, one.backend)), host_of(theta, one)
         clients = np.array([float(loop.clients) for loop in loops])
+        seqs = clients / one.dp
         prompt, output = (np.array([sum(getattr(loop, of)) / 2 for loop in loops]) for of in ("prompt", "output"))
-        kv, ones = clients * (prompt + output / 2), np.ones(len(loops))
-        decode = ops.step_s(host, seqs=clients, kv=kv)
+        kv, ones = seqs * (prompt + output / 2), np.ones(len(loops))
+        decode = step_s(ops, host, seqs=seqs, kv=kv)
         if loops[0].mixed:
-            prefill = ops.step_s(host, seqs=clients - 1, kv=kv, chunk=prompt, prompts=ones)
+            prefill = step_s(ops, host, seqs=seqs - 1 / one.dp, kv=kv, chunk=prompt, prompts=ones)
             added = prefill - decode
         else:
-            added = prefill = ops.step_s(host, seqs=0 * clients, kv=0 * kv, chunk=prompt, prompts=ones)
+            added = prefill = step_s(ops, host, seqs=0 * seqs, kv=0 * kv, chunk=prompt, prompts=ones)
         found[:, members] = prefill, decode + (clients - 1) / output * added
     return found
 
@@ -586,8 +547,7 @@ def fit(points: Sequence[Point], seconds: Floats, slope: Floats) -> Floats:
     return theta
 
 
-Thetas = dict[str, Floats]
-"""Logs of the fitted factors by what was left out of the fit."""
+Thetas = dict[str, Floats]  # logs of the fitted factors by what was left out of the fit
 EVERY, FEW_FITS, NOTHING = 12, 3, ""
 
 
@@ -595,7 +555,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     points, left = read(shared)
     points = points[:: EVERY if quick else 1]
     by_family, by_gpu = fits_without(points, "family", "chip")
-    found = _figures("family_out", *_engine(points, lambda point: by_family[point.family]), left)
+    out = _engine(points, lambda point: by_family[point.family])
+    found = _figures("family_out", *out, left) | compared(*out)
     hosts = {f"{p.backend} {p.family}": asdict(host_of(by_gpu[NOTHING], p)) for p in points}
     found["fidelity.silicon.family_out.ttft_median_ape"]["hosts_of_all"] = hosts
     found |= _figures("gpu_out", *_engine(points, lambda point: by_gpu[point.chip]), {})
@@ -607,7 +568,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     rows = {"rows": len(points) + left[TWICE], "of": len(points) + sum(left.values())}
     scored = {"value": found["fidelity.silicon.family_out.ttft_median_ape"]["points"]} | rows
     found |= {"deploy.silicon_scored": scored} | shipped(shared, points, by_family, quick=quick)
-    return found | _silicon_argonne.figures(shared, quick)
+    return found
 
 
 def fits_without(points: Sequence[Point], *fields: str) -> list[Thetas]:
@@ -631,18 +592,12 @@ def _engine(
     found, predicted = [], []
     for point in points:
         theta = theta_of(point)
-        ops, host = RankOperators(point, curves_of(theta, point.backend)), host_of(theta, point)
-        try:
-            predicted.append(simulated(point, ops, host if late else replace(host, request_s=REQUEST_S)))
+        host = host_of(theta, point)
+        with contextlib.suppress(InputError):  # it does not fit
+            host = host if late else replace(host, request_s=REQUEST_S)
+            predicted.append(simulated(point, curves_of(theta, point.backend), host))
             found.append(point)
-        except (InputError, ValueError):
-            continue
     return found, np.array(predicted).reshape(-1, 2)
-
-
-def _with_tables(points: Iterable[Point]) -> list[Point]:
-    """Return the points with measured kernels: Llama-3.1-70B in vLLM."""
-    return [p for p in points if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
 
 
 def _figures(name: str, points: Sequence[Point], predicted: Floats, left: dict[str, int]) -> dict[str, Any]:
@@ -663,11 +618,26 @@ def _figures(name: str, points: Sequence[Point], predicted: Floats, left: dict[s
     return out
 
 
+ANSWERS = Path(__file__).with_name("aiconfigurator_answers.csv")  # of ``cli_estimate``, AIConfigurator 0.12, Apache-2.0
+
+
+def compared(points: Sequence[Point], predicted: Floats) -> dict[str, Any]:
+    """Return figures of AIConfigurator's answers, and of ours, for the points for which it has one."""
+    rows = csv.DictReader(ANSWERS.read_text("utf-8").splitlines())
+    answers = {row["id"]: (float(row["ttft_s"]), float(row["tpot_s"])) for row in rows}
+    some = [i for i, point in enumerate(points) if point.id in answers]
+    same = [points[i] for i in some]
+    other = _figures("aiconfigurator", same, np.array([answers[point.id] for point in same]), {})
+    return other | _figures("ours_on_these", same, predicted[some], {})
+
+
 def shipped(shared: Path, points: Sequence[Point], by_family: Thetas, *, quick: bool) -> dict[str, Any]:
     """Return figures of ``deploy`` and the engine alone: by the roofline, and by profiles of imported kernels."""
     # ``tables`` has the host of other families of models, the others that of the engine's name.
-    able = [point for point in points if is_expressible(point)]
-    groups = list(grouped(_with_tables(able), lambda point: point.group).values())[: FEW_FITS if quick else None]
+    able = [point for point in points if not point.prefill]
+    # Those with measured kernels: Llama-3.1-70B in vLLM.
+    measured = [p for p in able if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
+    groups = list(grouped(measured, lambda point: point.group).values())[: FEW_FITS if quick else None]
     tabled = [(point, tables) for group in groups for tables in [_fitted_tables(group, shared)] for point in group]
     costs = {"shipped": [(point, "roofline", point.backend) for point in able]}
     costs["shipped_tables"] = [(point, tables, point.backend) for point, tables in tabled]
@@ -685,25 +655,6 @@ def shipped(shared: Path, points: Sequence[Point], by_family: Thetas, *, quick: 
     return out
 
 
-def is_expressible(point: Point) -> bool:
-    """Return whether ``deploy`` has settings for how the point's model is split."""
-    cut_by_tp = point.model.startswith("llama") or (point.ep == 1 and point.moe_tp == point.tp)
-    return point.dp == 1 and cut_by_tp and not point.prefill
-
-
-def deployed(point: Point, cost: str | CostTables, host: str | HostOverhead) -> Deployment:
-    """Return the point's deployment as a user would request it; raise InputError: it does not fit these GPUs."""
-    loop = loop_of(point)
-    limits = _limits(point, loop.clients, loop.longest, loop.budget)
-    scheduler = "vllm_v1" if loop.mixed else "vllm_v0"
-    return deploy(point.model, point.gpu, tp=point.tp, limits=limits, scheduler=scheduler, cost=cost, host=host)
-
-
-def _limits(point: Point, seqs: int, longest: int, budget: int = 8192) -> EngineLimits:
-    tokens, kinds = max(budget, seqs), {"weight_dtype": point.dtype, "kv_dtype": point.kv_dtype}
-    return EngineLimits(seqs, tokens, max_model_len=longest, **kinds)
-
-
 _profile = cache(import_aiconfigurator)
 
 
@@ -711,7 +662,8 @@ def _fitted_tables(group: Sequence[Point], shared: Path) -> CostTables:
     """Return tables of points that share every operator, wide enough for all of them."""
     one, loops = group[0], [loop_of(point) for point in group]
     longest = max(loop.longest for loop in loops)
-    limits = _limits(one, max(loop.clients for loop in loops), longest)
+    largest = max(group, key=lambda point: point.concurrency)
+    limits = replace(limits_of(largest, loop_of(largest)), max_model_len=longest)
     model, gpu = catalog.model(one.model), catalog.gpu(one.gpu)
     profile = _profile(shared / TABLES, f"{one.gpu.lower()}_sxm", one.backend, VERSION)
     target = Target(model, gpu, catalog.default_node(gpu, one.tp), Parallelism(one.tp), limits, longest)

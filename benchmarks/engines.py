@@ -1,7 +1,7 @@
 """Schedulers of real engines: steps that differ from their own, simulated requests per second, memory by lengths.
 
-``vllm``, ``hybrid`` (vLLM's KV cache groups), ``eplb`` and ``sglang`` need ``make engine``, or SGLang's sources in
-LENGTHWISE_SGLANG; ``trtllm`` needs a clone of TensorRT-LLM in LENGTHWISE_TRTLLM.
+``vllm`` and ``sglang`` need ``make engine``, or SGLang's sources in LENGTHWISE_SGLANG; ``trtllm`` needs a clone of
+TensorRT-LLM in LENGTHWISE_TRTLLM.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from lengthwise.predict import Ecdf, Prompts, Samples, attach
 from lengthwise.schema.deployment import Scheduler, TrtllmSettings
 from lengthwise.schema.workload import Workload
 
-sys.path.append(str(ROOT / "tests" / "live"))  # which holds what runs the engines
+sys.path += [str(ROOT / "tests" / name) for name in ("live", "oracle")]  # what runs engines, and what was measured
 STEPS, WORLDS, ENGINES, RATE_RPS = 100_000, 200, ("vllm", "sglang", "trtllm"), 4.5 * LOAD
 SCHEDULERS = {name: policy.scheduler(name) for name in ("vllm_v1", "sglang")}
 SCHEDULERS["vllm_v1_async"] = replace(SCHEDULERS["vllm_v1"], async_scheduling=True)
@@ -36,19 +36,13 @@ def steps(_shared: Path, quick: bool, engine: str) -> dict[str, Any]:
     test, counts, different, worlds = importlib.import_module(f"test_live_{own}_steps"), Counter[str](), 0, 0
     if not test.SOURCES.exists():
         raise FileNotFoundError(f"no {test.SOURCES}: set LENGTHWISE_{own.upper()}")
-    kind = {"world": test.hybrid_world} if in_groups else {}
+    kind = {"world": lambda k: (test.hybrid_world, test.cached_hybrid_world)[k % 2](k // 2)} if in_groups else {}
     new, python = 3 if quick else WORLDS, _vllm.require() if engine == "sglang" else sys.executable
     while counts["steps"] < (1 if quick else STEPS):
         found, wrong = test.compared(range(worlds, worlds + new), python, **kind)
         counts, different, worlds = counts + found, different + len(wrong), worlds + new
     name = "deploy.hybrid_blocks_equal" if in_groups else f"engines.{engine}_steps_different"
     return {name: {"value": different, "worlds": worlds, **counts}}
-
-
-def eplb(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return how many slots of random loads have another expert than the one that vLLM's EPLB places there."""
-    slots, different = importlib.import_module("test_live_eplb").compared(range(9 if quick else 2000), _vllm.require())
-    return {"deploy.eplb_equal": {"value": different, "slots": slots}}
 
 
 def live(_shared: Path, quick: bool) -> dict[str, Any]:
@@ -75,7 +69,7 @@ SWEEP = {0.0: (1065, 11582), 0.02: (400, 12134), 0.05: (187, 12167), 0.1: (168, 
 
 
 def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the median error of preemptions by watermark, on a GB200 and not calibrated; one error per seed."""
+    """Return the errors, not calibrated, of preemptions by watermark, and of TensorRT-LLM's capacity schedulers."""
     runs = np.empty((3 if quick else 20, len(SWEEP), 2))
     for seed, column in np.ndindex(runs.shape[:2]):
         rng = np.random.default_rng(seed)
@@ -88,14 +82,9 @@ def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
     own = {"measured": SWEEP.values(), "simulated": runs.mean(axis=0).tolist()}
     own = {name: dict(zip(map(str, SWEEP), of, strict=True)) for name, of in own.items()}
     own["tokens_per_s_error"] = float(np.median(error[:, 1]))
-    return {"engines.preemption_sweep_error": summary(error[:, 0].tolist()) | own}
-
-
-def speculation(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the median error of EAGLE's speed-up on an H100, by requests and batch."""
-    sys.path.append(str(ROOT / "tests" / "oracle"))
-    found = importlib.import_module("test_speculation_measured").speedups((1, 8) if quick else (1, 8, 16, 32, 64, 128))
-    return {"spec.speedup_error": summary([one["error"] for one in found.values()]) | {"by_batch": found}}
+    errors, found = importlib.import_module("test_trtllm_measured").errors()
+    rows = {"engines.trtllm_pair_error": summary(errors) | {"by_scheduler": found}}
+    return rows | {"engines.preemption_sweep_error": summary(error[:, 0].tolist()) | own}
 
 
 CAPS, CLIENTS = {"chat": 2048, "agent": 4096, "reasoning": 16384}, {"chat": 512, "agent": 64, "reasoning": 128}
@@ -154,8 +143,8 @@ def reserve(_shared: Path, quick: bool) -> dict[str, Any]:
     return rows | {"engines.reserve_recovered_share": summary(list(np.mean(shares, axis=0))) | by_kind}
 
 
-MODULES = {name: f"engines:steps:{name}" for name in (*ENGINES, "hybrid")}
-MODULES |= {name: f"engines:{name}" for name in ("eplb", "live", "speed", "sweep", "speculation", "reserve")}
+MODULES = {name: f"engines:steps:{name}" for name in ENGINES}
+MODULES |= {name: f"engines:{name}" for name in ("live", "speed", "sweep", "reserve")}
 SECTIONS = Sections("engines", __doc__, MODULES)
 
 if __name__ == "__main__":

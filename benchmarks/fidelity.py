@@ -1,7 +1,8 @@
 """Fidelity: predictions against measurements, for every ground truth that this machine allows.
 
-``live`` starts real engines (make engine torch); ``recorded``, ``calibrated``, ``silicon`` and ``brackets`` read the
-folder ``shared``; ``coverage`` and ``counters`` calibrate to planted runs; ``times`` measures calibrations,
+``live`` starts real engines (make engine torch); ``recorded``, ``calibrated`` and ``argonne`` read the folder
+``shared`` (other measured deployments are in deployments.py); ``coverage`` and ``counters`` calibrate to planted runs;
+``times`` measures calibrations,
 ``profiles`` this machine's operators; ``gpu`` runs gpu_campaign.py. --save archives campaigns that newer ones replace
 in results/fidelity-earlier.json; --take ROWS.JSON takes rows that were measured separately (_live.py --out).
 """
@@ -14,8 +15,7 @@ MODULES = {
     "recorded": "_recorded",
     "calibrated": "_recorded:calibrated",
     **{section: f"_planted:{section}" for section in ("coverage", "counters", "times", "profiles")},
-    "silicon": "_silicon",
-    "brackets": "_brackets",
+    "argonne": "_silicon_argonne",
     "gpu": "gpu_campaign",
 }
 CAMPAIGNS = ("fidelity.live", "fidelity.gpu.")

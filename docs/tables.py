@@ -18,6 +18,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 DASH = "-"
+PARTS = {"fidelity": ("deployments",)}  # further files of results on a page
 SHARES = ("relative", "share")  # units shown in percent
 Row = Mapping[str, Any]
 
@@ -29,7 +30,8 @@ Row = Mapping[str, Any]
 def rows(name: str) -> dict[str, Row]:
     """Return the rows of benchmarks/results/NAME.json by figure name; of a name the row measured last."""
     found: dict[str, Row] = {}
-    for row in map(json.loads, (RESULTS / f"{name}.json").read_text("utf-8").splitlines()):
+    texts = [(RESULTS / f"{one}.json").read_text("utf-8") for one in (name, *PARTS.get(name, ()))]
+    for row in map(json.loads, "".join(texts).splitlines()):
         before = found.get(row["name"])
         if before is None or _measured_at(before) <= _measured_at(row):
             found[row["name"]] = row
@@ -118,10 +120,10 @@ def verdict(row: Row, target: float, *, more: bool) -> str:
     return "met" if all(map(meets, ends)) else "borderline"
 
 
-def aims(file: str, about: Mapping[str, str], *, exact: Sequence[str] = ()) -> None:
+def aims(file: str, about: Mapping[str, str], *, exact: str = "") -> None:
     """Print figures with their aims; ``about`` describes each figure by its name.
 
-    Figures in ``exact`` keep four decimals: a gain of 0.9997 is not one of 1.
+    Figures whose names contain ``exact`` keep four decimals: a gain of 0.9997 is not one of 1.
     """
     lines = []
     for name, text in about.items():
@@ -130,7 +132,7 @@ def aims(file: str, about: Mapping[str, str], *, exact: Sequence[str] = ()) -> N
             lines.append((f"`{name}`", text, "not measured", DASH, DASH))
             continue
         unit, target, more = row.get("unit") or "", row.get("target"), row.get("better") == "higher"
-        if name in exact:
+        if exact and exact in name:
             measured = f"{row['value']:.4f}" + ("" if not row.get("ci") else " [{:.4f} to {:.4f}]".format(*row["ci"]))
         else:
             measured = with_interval(row, unit)
@@ -154,7 +156,7 @@ def study_rows(prefix: str) -> None:
     for one in json.load(sys.stdin)["plans"][0]["choices"]:
         if one["at"] is not None:
             of, at = one["objective"], one["at"]["values"]
-            more = {"settings": one["settings"], "status": one["status"], "binds": one["binds"]}
+            more = {key: one[key] for key in ("settings", "status", "binds")}
             more |= {key: at[key]["value"] for key in ("ttft.p90", "tpot.p90")}
             more |= {"model": [of.get("model_low"), of.get("model_high")], "half_width": of.get("half_width")}
             print(json.dumps({"name": f"{prefix}.{one['name']}", "value": of["value"], "unit": "", "details": more}))
@@ -222,10 +224,6 @@ FIDELITY_FIGURES = {
     "fidelity.silicon.family_out.tpot_median_ape": "TPOT",
     "fidelity.silicon.gpu_out.ttft_median_ape": "measured deployments, GPU left out: TTFT",
     "fidelity.silicon.gpu_out.tpot_median_ape": "TPOT",
-    "deploy.silicon_scored": "measured deployments with a prediction",
-    "deploy.ttft_median_ape_left_out": "TTFT, the worse of both fits",
-    "deploy.tpot_median_ape_left_out": "TPOT, the worse of both fits",
-    "deploy.ttft_bracket_coverage": "TTFT within the 90 % intervals of `simulate`",
     "fidelity.silicon.tables.ttft_median_ape": "measured deployments, kernel tables: TTFT",
     "fidelity.silicon.tables.tpot_median_ape": "TPOT",
     "fidelity.argonne.nvidia.ttft_median_ape": "Argonne's batches on NVIDIA: TTFT",
@@ -241,9 +239,26 @@ FIDELITY_FIGURES = {
 }
 
 
-def fidelity_figures() -> None:
-    """Print every figure with an aim."""
-    aims("fidelity", FIDELITY_FIGURES)
+DEPLOYMENTS_FIGURES = {
+    "deploy.silicon_scored": "measured deployments with a prediction",
+    "deploy.tpot_median_ape_left_out": "their TPOT, family or GPU left out, the worse of both",
+    "deploy.ttft_median_ape_left_out": "TTFT, the worse of both",
+    "deploy.ttft_bracket_coverage": "TTFT within the 90 % intervals of `simulate`",
+    "deploy.eplb_equal": "places of experts that differ from those of vLLM's EPLB",
+    "deploy.hybrid_blocks_equal": "steps with other blocks than vLLM's, models with several KV cache groups",
+    "deploy.pd_search_s": "search for xPyD of DeepSeek-V3 on 64 H200, CPU",
+    "deploy.requests_per_s": "simulated requests, eight data-parallel ranks in lock-step, CPU of one core",
+    "spec.speedup_error": "speed-up of EAGLE on an H100",
+}
+
+
+def fidelity_aiconfigurator() -> None:
+    """Print the errors of AIConfigurator's answers beside ours on the same measured deployments, by class."""
+    kinds = [(part, fit) for part in ("ttft", "tpot", "throughput") for fit in ("ours_on_these", "aiconfigurator")]
+    of = [details("deployments", f"fidelity.silicon.{fit}.{part}_median_ape")["by_class"] for part, fit in kinds]
+    shown = [{name: f"{percent(one['p50'])} ({percent(one['bias'])})" for name, one in by.items()} for by in of]
+    cells = ((name, one["points"], *(by[name] for by in shown)) for name, one in of[0].items())
+    table(["class", "points", *(f"{part}, {who}" for part in ("TTFT", "TPOT", "throughput") for who in ("ours, family left out", "AIConfigurator"))], cells)  # fmt: skip
 
 
 def fidelity_by_load() -> None:
@@ -385,9 +400,9 @@ def fidelity_errors(fit: str, key: str, title: str) -> None:
     table([title, "points", *(f"{name}: median (bias), P90" for name in ("TTFT", "TPOT", "throughput"))], lines)
 
 
-def fidelity_coverage() -> None:
-    """Print the share of measured values within the intervals of ``simulate``, and their widths, by model and GPU."""
-    of = [details("fidelity", f"fidelity.brackets.{part}_coverage")["by_pair"] for part in ("ttft", "tpot")]
+def fidelity_coverage(kind: str = "brackets") -> None:
+    """Print the share of measured values within intervals of ``simulate``, and their widths, by model and GPU."""
+    of = [details("fidelity", f"fidelity.{kind}.{part}_coverage")["by_pair"] for part in ("ttft", "tpot")]
     widths = [{pair: number(math.exp(2 * 1.645 * one["log_sd_told"])) for pair, one in by.items()} for by in of]
     shares = [{pair: f"{percent(one['coverage'])} of {one['n']}" for pair, one in by.items()} for by in of]
     lines = [(pair, *(part[pair] for both in zip(shares, widths, strict=True) for part in both)) for pair in of[0]]
@@ -440,11 +455,6 @@ EXEGPT_FIGURES = {
     "exegpt.live.exact_phases": "phases of that engine with exactly B_E and N_D, worst repeat",
     "exegpt.live.over_stock": "throughput over the engine's own scheduler at equal concurrency, best of three",
 }
-
-
-def exegpt_figures() -> None:
-    """Print the figures of ExeGPT's evaluation."""
-    aims("exegpt", EXEGPT_FIGURES)
 
 
 def _gain(cell: Row) -> str:
@@ -711,11 +721,6 @@ BUSY = ", busy machine, not counted"
 OTHERS = {"max": "max-heuristic", "min": "min-heuristic", "samullm": "Algorithm 1, our implementation"}
 
 
-def apps_figures() -> None:
-    """Print the figures of applications."""
-    aims("apps", APPS_FIGURES, exact=[name for name in APPS_FIGURES if "_over_" in name])
-
-
 def apps_study(study: str) -> None:
     """Print gains end to end of a study, then its cases."""
     lines = []
@@ -809,11 +814,6 @@ GATEWAY_FIGURES = {
     "gateway.scale_50_over_10": "peak rate of 50 engines over that of 10",
     "gateway.rerank_10k_ms": "10,000 waiting requests reordered",
 }
-
-
-def gateway_figures() -> None:
-    """Print the figures of the gateway."""
-    aims("gateway", GATEWAY_FIGURES)
 
 
 def gateway_overhead() -> None:

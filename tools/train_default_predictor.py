@@ -1,7 +1,7 @@
-"""Train the shipped predictor, byte for byte: python tools/train_default_predictor.py SHARED [--check].
+"""Train the shipped predictor: python tools/train_default_predictor.py SHARED [--check].
 
 SHARED is the folder of recorded data. ``--check`` compares with the shipped file instead of writing it. The
-bytes follow from the data, scikit-learn's and numpy's versions, which the file names.
+bytes follow from the data, the versions of scikit-learn and numpy, which the file names, and the kind of processor.
 """
 
 import argparse

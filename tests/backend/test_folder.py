@@ -61,6 +61,7 @@ def test_the_folder_contains_the_listed_files(tmp_path):
         "load-test.sh",
         "trace.jsonl",
         "kubernetes.yaml",
+        "dynamo.yaml",
         "scenario.toml",
     }
     readme = (tmp_path / "one" / "README.md").read_text()
@@ -320,10 +321,10 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
         write(tmp_path / "no" / "such")
 
 
-def write_split(folder, prefills, decodes, tp=(1, 2)):
+def write_split(folder, prefills, decodes, tp=(1, 2), gpus=("H100", "H100")):
     sides = [
-        deploy("llama-3.1-8b", "H100", tp=of, replicas=n, limits=LIMITS)
-        for of, n in zip(tp, (prefills, decodes), strict=True)
+        deploy("llama-3.1-8b", gpu, tp=of, replicas=n, limits=LIMITS)
+        for gpu, of, n in zip(gpus, tp, (prefills, decodes), strict=True)
     ]
     d = engine.disaggregate(*sides)
     return write_launch(
@@ -374,11 +375,40 @@ def test_sides_on_several_nodes_say_where_to_run_each(tmp_path):
     assert words[-6:] == ["--prefill", "http://a:1", "--prefill", "http://b:2", "--decode", "http://c:3"]
 
 
-def test_a_small_node_has_no_manifest_of_a_side_that_spans_it(tmp_path):
-    made = {path.name for path in write_split(tmp_path / "one", 1, 1, tp=(1, 8))}
-    assert "kubernetes.yaml" in made
-    spanning = {path.name for path in write_split(tmp_path / "two", 1, 1, tp=(1, 16))}
-    assert "kubernetes.yaml" not in spanning
+def test_a_side_that_spans_hosts_is_named_with_its_steps(tmp_path):
+    """The prefill replica is on one host, the decode replica on two."""
+    made = {path.name for path in write_split(tmp_path / "one", 1, 1, tp=(1, 16))}
+    assert {"kubernetes.yaml", "dynamo.yaml"} <= made
+    text = (tmp_path / "one" / "README.md").read_text()
+    assert "- Prefill side: 1 x (tp 1, pp 1), on 1 x H100 (dgx-h100)\n" in text
+    assert "- Decode side: 1 x (tp 16, pp 1), on 16 x H100 (dgx-h100), each replica on 2 hosts\n" in text
+    assert (
+        "The sides share no node. Run the prefill script on 1 node with H100 and the decode script on 2 nodes with "
+        "H100 (see the ranks below), with HOST= the node's address." in text
+    )
+    assert "PREFILLS and DECODES list the replicas' addresses on their nodes." in text
+    assert "- Decode side: A replica of 16 GPUs spans nodes of 8: the command must run on each of them" in text
+    assert "- Decode side: Add --node-rank (0, 1, ...) and --master-addr on each node" in text
+    assert "Prefill side: Add --node-rank" not in text
+    assert "\n## On Dynamo\n" in text
+    assert "sh vllm-prefill.sh` and `sh vllm-decode.sh" in text
+
+
+def test_sides_on_one_node_start_from_one_place(tmp_path):
+    write_split(tmp_path / "one", 2, 3)
+    text = (tmp_path / "one" / "README.md").read_text()
+    assert "share no node" not in text
+    assert "HOST=" not in text[: text.index("## What the engines do otherwise")]
+
+
+def test_sides_with_other_gpus_start_on_nodes_of_their_own(tmp_path):
+    """Two GPUs would fit one node, but no node has both kinds."""
+    write_split(tmp_path / "one", 1, 1, tp=(1, 1), gpus=("H100", "H200"))
+    text = (tmp_path / "one" / "README.md").read_text()
+    assert "- Decode side: 1 x (tp 1, pp 1), on 1 x H200 (hgx-h200)" in text
+    assert "Run the prefill script on 1 node with H100 and the decode script on 1 node with H200" in text
+    for side in ("prefill", "decode"):
+        assert sorted(run(tmp_path / "one" / f"vllm-{side}.sh", tmp_path / side, "vllm")) == ["0"]
 
 
 def test_an_engine_that_cannot_run_the_deployment_has_no_script(tmp_path):

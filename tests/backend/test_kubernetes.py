@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
 
 from lengthwise import EngineLimits, Scheduler, deploy, engine
-from lengthwise.backend import kubernetes_manifest, sglang_launch, trtllm_launch, vllm_launch
+from lengthwise.backend import dynamo_manifest, kubernetes_manifest, sglang_launch, trtllm_launch, vllm_launch
 from lengthwise.backend.trtllm import trtllm_options
 from lengthwise.policy import scheduler as named
 from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings, TrtllmSettings
@@ -158,12 +160,6 @@ def test_no_secret_is_written_but_by_reference():
     assert token == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}
 
 
-def test_a_replica_larger_than_a_node_names_what_can_hold_it():
-    d = deploy("llama-3.1-405b", "H100", tp=8, pp=2, limits=LIMITS)
-    with pytest.raises(InputError, match="LeaderWorkerSet"):
-        kubernetes_manifest(d, name="large")
-
-
 @pytest.mark.parametrize("name", ["", "Chat", "-a", "a_b", "a" * 49, "a-", "a\n---\nkind: Secret"])
 def test_names_that_kubernetes_refuses_are_refused(name):
     with pytest.raises(InputError, match="name must be"):
@@ -238,3 +234,158 @@ def test_each_side_has_its_pods_and_the_router_knows_them_all():
     assert named["Service", "chat"]["selector"].items() <= (
         named["Deployment", "chat-router"]["template"]["metadata"]["labels"].items()
     )
+
+
+FIELDS = tomllib.loads((Path(__file__).parent / "crd_fields.toml").read_text())
+TYPES = {"integer": int, "string": str, "boolean": bool, "object": dict, "array": list}
+
+
+def validate_fields(value, table, where="spec"):
+    """Check an object of a custom resource against the fields that its API publishes."""
+    known = {name.removesuffix("!"): kind for name, kind in FIELDS[table].items()}
+    missing = {name[:-1] for name in FIELDS[table] if name.endswith("!")} - set(value)
+    assert not missing, f"{where} lacks {missing}"
+    assert set(value) <= set(known), f"{where} has unknown fields {set(value) - set(known)}"
+    for name, of in value.items():
+        kind = known[name]
+        if kind == "pod":
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"} | of.get("metadata", {})}
+            for version in ("1.30", "1.37"):
+                kubernetes_validate.validate(pod | {"spec": of["spec"]}, version, strict=True)
+        elif isinstance(kind, list) and kind[0] in FIELDS:
+            for one in of:
+                validate_fields(one, kind[0], f"{where}.{name}")
+        elif isinstance(kind, list):
+            assert of in kind, f"{where}.{name} is {of}"
+        elif kind in FIELDS:
+            validate_fields(of, kind, f"{where}.{name}")
+        else:
+            assert type(of) is TYPES[kind], f"{where}.{name} is {of!r}"
+
+
+def validate(resource):
+    """Check any resource that a manifest has, strictly."""
+    if resource["kind"] not in FIELDS:
+        kubernetes_validate.validate(resource, "1.37", strict=True)
+        return
+    versions = {"LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1", "DynamoGraphDeployment": "nvidia.com/v1beta1"}
+    assert resource["apiVersion"] == versions[resource["kind"]]
+    validate_fields(resource["spec"], resource["kind"])
+
+
+def test_wrong_fields_of_a_custom_resource_would_be_seen():
+    """What the validation is worth."""
+    text = kubernetes_manifest(spanning(), name="chat")
+    (good,) = [one for one in yaml.safe_load_all(text) if one["kind"] == "LeaderWorkerSet"]
+    validate(good)
+    for wrong in ("size: 2 -> sise: 2", "LeaderCreated -> Leader", "size: 2 -> size: two", "image: -> imagine:"):
+        changed = yaml.safe_load(yaml.safe_dump(good).replace(*wrong.split(" -> ")))
+        with pytest.raises((AssertionError, kubernetes_validate.ValidationError)):
+            validate(changed)
+
+
+def spanning(**options):
+    """Two replicas of 16 GPUs, each on two hosts."""
+    options = {"tp": 8, "pp": 2, "replicas": 2, "limits": LIMITS} | options
+    return deploy("llama-3.1-70b", "H100", **options)
+
+
+@pytest.mark.parametrize("rules", [None, SglangSettings()])
+def test_a_replica_that_spans_hosts_is_a_group_of_pods_whose_first_has_the_server(rules):
+    d = spanning(scheduler=Scheduler(sglang=rules)) if rules else spanning()
+    resources = list(yaml.safe_load_all(kubernetes_manifest(d, name="chat", token_secret="hf-token")))
+    assert [one["kind"] for one in resources] == ["Service", "LeaderWorkerSet", "PodDisruptionBudget"]
+    for resource in resources:
+        validate(resource)
+    service, group, _ = resources
+    spec = group["spec"]["leaderWorkerTemplate"]
+    assert (group["spec"]["replicas"], spec["size"]) == (2, 2)
+    (leader,), (worker,) = (spec[key]["spec"]["containers"] for key in ("leaderTemplate", "workerTemplate"))
+    assert leader["resources"] == worker["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    words = leader["args"]
+    assert words[words.index("--nnodes") + 1] == "2"
+    assert words[words.index("--node-rank") + 1] == "$(LWS_WORKER_INDEX)"
+    assert any("$(LWS_LEADER_ADDRESS)" in word for word in words)
+    assert worker["args"] == words + ([] if rules else ["--headless"])
+    assert "readinessProbe" in leader
+    assert not {"readinessProbe", "livenessProbe", "startupProbe", "ports"} & set(worker)
+    # LWS makes a headless Service with the set's name, and gives its first pods the index 0.
+    assert service["metadata"]["name"] != group["metadata"]["name"]
+    labels = spec["leaderTemplate"]["metadata"]["labels"] | {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
+    assert service["spec"]["selector"].items() <= labels.items()
+
+
+def test_replicas_that_no_group_of_pods_can_have_are_refused():
+    with pytest.raises(InputError, match=r"a pod of TensorRT-LLM must fit a host: a replica of 16 GPUs .* Lower tp"):
+        kubernetes_manifest(spanning(scheduler=Scheduler(trtllm=TrtllmSettings())), name="chat")
+    with pytest.raises(InputError, match="must divide evenly over its hosts; 20 GPUs are on 3 hosts with up to 8"):
+        kubernetes_manifest(spanning(tp=4, pp=5), name="chat")
+
+
+def unlike_sides(tp=(8, 16)):
+    sides = (
+        deploy("llama-3.1-70b", gpu, tp=of, replicas=n, limits=LIMITS)
+        for gpu, of, n in zip(("H100", "H200"), tp, (2, 1), strict=True)
+    )
+    return engine.disaggregate(*sides)
+
+
+def test_pods_of_unlike_sides_take_nodes_with_their_gpus_and_the_router_knows_groups():
+    text = kubernetes_manifest(unlike_sides(), name="chat")
+    resources = list(yaml.safe_load_all(text))
+    for resource in resources:
+        validate(resource)
+    named = {(one["kind"], one["metadata"]["name"]): one["spec"] for one in resources}
+    prefill = named["StatefulSet", "chat-prefill"]["template"]["spec"]
+    template = named["LeaderWorkerSet", "chat-decode-pods"]["leaderWorkerTemplate"]
+    for pod, product in (
+        (prefill, "NVIDIA-H100-80GB-HBM3"),
+        (template["leaderTemplate"]["spec"], "NVIDIA-H200"),
+        (template["workerTemplate"]["spec"], "NVIDIA-H200"),
+    ):
+        required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        (term,) = required["nodeSelectorTerms"][0]["matchExpressions"]
+        assert (term["key"], term["operator"], term["values"]) == ("nvidia.com/gpu.product", "In", [product])
+        assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in {one["name"] for one in pod["containers"][0]["env"]}
+    (router,) = named["Deployment", "chat-router"]["template"]["spec"]["containers"]
+    words = router["command"][-1].split()
+    urls = [words[i + 1] for i, word in enumerate(words) if word in ("--prefill", "--decode")]
+    assert urls == [
+        *(f"http://chat-prefill-{i}.chat-prefill-pods:8000" for i in range(2)),
+        "http://chat-decode-pods-0.chat-decode-pods:8000",
+    ]
+    remarks = text[: text.index("---")].replace("\n# ", " ")
+    assert "A replica spans hosts (decode: 2 hosts): a LeaderWorkerSet" in remarks
+    assert "Nodes must have NVIDIA H100 80GB HBM3; NVIDIA H200." in remarks
+
+
+@pytest.mark.parametrize("d", [spanning(), unlike_sides(), split(tp=2)], ids=["spanning", "unlike", "split"])
+def test_a_dynamo_graph_has_a_frontend_and_the_workers_of_each_side(d):
+    (graph,) = yaml.safe_load_all(dynamo_manifest(d, name="chat", token_secret="hf-token"))
+    validate(graph)
+    parts = {one["name"]: one for one in graph["spec"]["components"]}
+    roles = ["worker"] if d.decode is None else ["prefill", "decode"]
+    assert list(parts) == ["frontend", *roles] == [one["type"] for one in parts.values()]
+    for role, side in zip(roles, d.sides, strict=True):
+        part, hosts = parts[role], -(-side.parallel.gpus_per_replica // 8)
+        assert part["replicas"] == side.parallel.replicas
+        assert part.get("multinode", {"nodeCount": 1}) == {"nodeCount": hosts}
+        (container,) = part["podTemplate"]["spec"]["containers"]
+        assert container["name"] == "main"
+        assert container["resources"]["limits"]["nvidia.com/gpu"] * hosts == side.parallel.gpus_per_replica
+        args = container["args"]
+        launch = vllm_launch(side)
+        assert args[:2] == ["--model", launch.command[2]]
+        expected = [one for one in launch.command[3:] if one.startswith("--") and one not in ("--host", "--port")]
+        assert [one for one in expected if one != "--nnodes"] == [one for one in args[2:] if one in expected]
+        assert not {"--host", "--port", "--nnodes"} & set(args)
+        if d.decode is not None:
+            assert args[args.index("--disaggregation-mode") + 1] == role
+        assert ("affinity" in part["podTemplate"]["spec"]) == (len(d.gpus_by_name) > 1)
+
+
+def test_a_dynamo_graph_is_refused_as_other_manifests_are():
+    with pytest.raises(InputError, match="name must be at most 48"):
+        dynamo_manifest(split(), name="Chat", token_secret="x")
+    with pytest.raises(InputError, match="needs NVIDIA GPUs; MI300X is not one"):
+        dynamo_manifest(deploy("llama-3.1-8b", "MI300X", limits=LIMITS), name="chat", token_secret="x")

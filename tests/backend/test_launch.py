@@ -454,7 +454,7 @@ def test_a_multi_node_replica_is_noted_with_the_options_of_each_node():
     launch = vllm_launch(deploy("llama-3.1-405b", "H100", tp=8, pp=2, limits=EngineLimits(max_model_len=4096)))
     assert value(launch, "--nnodes") == "2"
     assert message(launch, "--node-rank")
-    assert message(launch, "spans nodes of 8", "there is no manifest")
+    assert message(launch, "spans nodes of 8", "with its rank")
 
 
 def test_a_rack_or_slice_of_several_hosts_is_noted():
@@ -463,7 +463,7 @@ def test_a_rack_or_slice_of_several_hosts_is_noted():
 
     rack = launch(gpu="GB200", tp=8)
     assert value(rack, "--nnodes") == "2"
-    assert message(rack, "spans hosts of 4", "there is no manifest")
+    assert message(rack, "spans hosts of 4", "with its rank")
     assert rack.environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
     assert not message(launch(gpu="GB200", tp=4), "spans")
     assert not message(launch(gpu="H100", tp=8), "spans")

@@ -240,3 +240,28 @@ def test_an_encoder_is_cut_on_its_own():
 def test_a_cut_into_no_or_too_many_stages_is_refused(pp):
     with pytest.raises(InputError, match=rf"must be in 1\.\.32; it is {pp}"):
         catalog.stage_layers(MODELS["llama-2-7b"], pp)
+
+
+@pytest.mark.parametrize("name", ["kimi-k2", "qwen3.5-397b-a17b", "deepseek-v3"])
+def test_a_checkpoint_in_fp4_leaves_what_it_excludes_in_16_bits(name):
+    spec = MODELS[name]
+    at = spec.layers - 1
+    routed = catalog.routed_weight_bytes(spec, at, "fp4")
+    others = catalog.layer_parameters(spec, at) - routed / (0.5 + 1 / 16)
+    outputs = 0
+    if spec.metadata.fp4_outputs:  # output projection and shared expert
+        outputs = spec.hidden * (spec.attention.heads * spec.attention.v_head_dim + 3 * spec.ffn.shared_intermediate)
+    assert (outputs > 0) == (name == "deepseek-v3")
+    expected = routed + 2 * (others - outputs) + (0.5 + 1 / 16) * outputs
+    assert catalog.layer_weight_bytes(spec, at, "fp4") == pytest.approx(expected)
+    layers = sum(catalog.layer_weight_bytes(spec, i, "fp4") for i in range(spec.layers))
+    tables = 2 * (catalog.embedding_parameters(spec) + catalog.head_parameters(spec))
+    assert catalog.weight_bytes(spec, "fp4") == pytest.approx(layers + tables, rel=1e-5)
+    assert catalog.dense_dtype(spec, "fp8") == "fp8"
+
+
+def test_a_dense_model_in_fp4_has_all_layers_in_it():
+    spec = MODELS["llama-3.1-70b"]
+    assert catalog.dense_dtype(spec, "fp4") == "fp4"
+    each = catalog.layer_weight_bytes(spec, 0, "fp4") / catalog.layer_parameters(spec, 0)
+    assert each == pytest.approx(0.5 + 1 / 16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -44,13 +45,15 @@ def run(*argv) -> int:
 def test_every_kind_is_trained_evaluated_and_shown(log, tmp_path, capsys, kind) -> None:
     out = tmp_path / "mine.lwp"
     assert run("train", log, "--out", out, "--kind", kind) == 0
-    assert "held out" in capsys.readouterr().out
+    learned = re.search(r"trained on ([\d,]+) samples, [\d,]+ held out", capsys.readouterr().out)
+    assert learned is not None
     assert run("eval", out, log) == 0
     assert "mean absolute error" in capsys.readouterr().out
     assert run("show", out) == 0
     shown = capsys.readouterr().out
     assert "log.jsonl" in shown
     assert "on held-out prompts" in shown
+    assert re.search(rf"^samples +{learned[1]} *$", shown, re.MULTILINE)  # without those held out
 
 
 def test_the_lexical_predictor_ranks_and_an_unfair_test_is_reported(log, tmp_path, capsys) -> None:

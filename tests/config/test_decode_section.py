@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lengthwise import backend, config
+from lengthwise.cli.explain import show
+from lengthwise.cost.model_error import comparable_deployments, perturbed_deployments
+from lengthwise.report.json_file import deployment_facts
 from lengthwise.schema.deployment import Parallelism
 from lengthwise.schema.errors import InputError
 from lengthwise.usecases import kv, simulate
@@ -125,3 +128,120 @@ def test_an_axis_of_some_alternatives_leaves_the_others_their_default():
     own = "[[search.any_of]]\ntp = 2\ndisaggregate = true\n[[search.any_of]]\ntp = [4]\n"
     loaded = config.loads(TEXT.replace("decode =", "# ") % LINK + own).deployment
     assert (loaded.disaggregate, loaded.tp) == (None, 2), "tp is an axis of both alternatives"
+
+
+UNLIKE = 'gpu = "H200", router = "least_outstanding"'
+
+
+def test_sides_have_gpus_links_and_prices_of_their_own():
+    """Two H100 prefill and two H200 decode: other step times, memory and price, and the network between them."""
+    one, same = build(reported(UNLIKE))[0].deployment, build(reported())[0].deployment
+    prefill, decode = one.sides
+    assert (prefill.gpu.name, decode.gpu.name) == ("H100", "H200")
+    assert one.hardware == "2 x H100 + 2 x H200"
+    assert (decode.node.name, prefill.node.name) == ("hgx-h200", "dgx-h100")
+    assert prefill.price_per_hour_usd + decode.price_per_hour_usd == pytest.approx(one.price_per_hour_usd)
+    assert decode.price_per_hour_usd == pytest.approx(2 * decode.gpu.price_per_hour_usd)
+    assert one.cost.layer_s.tolist() == same.cost.layer_s.tolist()
+    alone = {"deployment": {"gpu": "H200", "tp": 2, "disaggregate": False}, "engine": {"max_num_seqs": 64}}
+    h200 = build(reported().updated(alone))[0].deployment
+    assert decode.cost.decode_s.tolist() == h200.cost.decode_s.tolist()
+    assert decode.kv.num_blocks == h200.kv.num_blocks > same.decode.kv.num_blocks
+    assert one.decode.kv_transfer.bytes_per_s == decode.node.network.bandwidth_bytes_per_s, "no node has both"
+    assert build(reported('gpu = "H100"'))[0].deployment.decode.kv_transfer == same.decode.kv_transfer
+
+
+def test_the_end_with_the_slower_link_sets_the_time_of_a_transfer():
+    """A replica of one GPU sends all at its link's speed, eight receivers an eighth each at theirs."""
+    kv_bytes = 2 * 32 * 8 * 128 * 2
+    for tp, moved in ((8, kv_bytes), (1, kv_bytes), (2, kv_bytes / 2)):
+        text = 'gpu = "L40S", node = "pcie4-8", kv_transfer = "1ms"'
+        one = build(config.loads(TEXT.replace("tp = 2,", f"tp = {tp},") % text))[0].deployment
+        prefill, decode = one.sides
+        fast, slow = (side.node.network.bandwidth_bytes_per_s for side in (prefill, decode))
+        assert 2 * slow < fast < 8 * slow
+        expected = {8: kv_bytes / fast, 1: kv_bytes / slow, 2: kv_bytes / 2 / slow}[tp]
+        assert one.decode.kv_transfer.token_s == pytest.approx(expected)
+        assert one.decode.kv_transfer.bytes_per_token == moved
+        latency_s = max(prefill.node.network.latency_s, decode.node.network.latency_s)
+        assert one.decode.kv_transfer.fixed_s == pytest.approx(0.001 + latency_s)
+
+
+def test_sides_that_cannot_be_built_name_the_decode_side():
+    with pytest.raises(InputError, match="no GPU named 'H300'") as raised:
+        build(reported('gpu = "H300"'))
+    assert "of deployment.decode" in "".join(raised.value.__notes__)
+    with pytest.raises(InputError, match=r"cost.*must be one of roofline"):
+        reported('cost = "guess"')
+    text = TEXT.replace("llama-3.1-8b", "llama-3.1-70b").replace("replicas = 2\n", "tp = 4\n")
+    with pytest.raises(InputError, match=r"must fit L40S: .* The smallest tp that fits is 4") as raised:
+        build(config.loads(text % 'gpu = "L40S"'))
+    assert "of deployment.decode" in "".join(raised.value.__notes__)
+
+
+def test_a_run_on_unlike_gpus_reports_both(capsys):
+    outcome = simulate.run(reported(UNLIKE))[0]
+    assert outcome.summary.counts.finished == 40
+    properties = deployment_facts(outcome.variant.deployment)
+    assert (properties["gpu"], properties["decode"]["gpu"], properties["gpus"]) == ("H100", "H200", 4)
+    assert "roofline of llama-3.1-8b on H200" in properties["decode"]["cost_source"]
+    assert 0 < outcome.summary.hardware.mfu.value < 1
+    assert outcome.summary.hardware.power_w.value <= 2 * 700 + 2 * 700
+    variant = build(reported(UNLIKE))[0]
+    show(variant, explain(variant))
+    text = capsys.readouterr().out
+    assert "2 x H100 + 2 x H200 (dgx-h100, hgx-h200)" in text
+    assert "tp 1, pp 1, replicas 2, on 2 x H100" in text
+    assert "tp 2, pp 1, replicas 1, on 2 x H200" in text
+
+
+def test_errors_of_the_cost_model_are_those_of_each_gpu():
+    """Sides with one GPU share them; a side with another GPU has those of deployments on that GPU."""
+    unlike, alike = build(reported(UNLIKE))[0].deployment, build(reported())[0].deployment
+
+    def factors(deployment, side):
+        made = comparable_deployments(deployment, 4)[1:]
+        before = deployment.sides[side].cost.layer_s[1:]
+        return [float((one.sides[side].cost.layer_s[1:] / before).mean()) for one in made]
+
+    assert factors(alike, 0) == pytest.approx(factors(alike, 1))
+    assert factors(unlike, 0) == pytest.approx(factors(alike, 0))
+    assert factors(unlike, 1) == pytest.approx(factors(unlike.decoding(), 0))
+    assert factors(unlike, 1) != pytest.approx(factors(unlike, 0))
+    made = perturbed_deployments(unlike, 4)
+    ratios = [[one.sides[at].cost.layer_s[5] / unlike.sides[at].cost.layer_s[5] for one in made] for at in (0, 1)]
+    assert ratios[0] != pytest.approx(ratios[1])
+
+
+def test_experts_are_divided_on_each_side():
+    text = TEXT.replace("llama-3.1-8b", "gpt-oss-20b").replace("replicas = 2\n", "tp = 2\nep = 2\n")
+    for given, ep in (("replicas = 1", 2), ("ep = 1", 1)):
+        variant = build(config.loads(text % given))[0]
+        assert [side.parallel.ep for side in variant.deployment.sides] == [2, ep]
+    with pytest.raises(InputError, match="ep"):
+        build(config.loads(text % "ep = 3"))
+
+
+OWN_GPU = """
+[Mine]
+peak_flops = { bf16 = 500e12 }
+memory_bytes = 80_000_000_000
+bandwidth_bytes_per_s = 3e12
+tdp_w = 300
+idle_w = 20
+price_per_hour_usd = 1.0
+price_source = "ours"
+source = "a data sheet"
+usual_nodes = ["dgx-h100"]
+"""
+
+
+def test_files_of_the_decode_side_are_files_of_the_scenario(tmp_path):
+    own = tmp_path / "gpu.toml"
+    own.write_text(OWN_GPU)
+    path = tmp_path / "one.toml"
+    path.write_text(TEXT % 'gpu = "gpu.toml"')
+    loaded = config.load(path)
+    assert own in loaded.files
+    assert loaded.with_absolute_paths().deployment.decode.gpu == str(own)
+    assert build(loaded)[0].deployment.decode.gpu.name == "Mine"

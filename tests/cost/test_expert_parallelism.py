@@ -14,6 +14,7 @@ from lengthwise.cost.experts import CONCENTRATION, busiest_gpu, rebalance_expert
 from lengthwise.cost.memory import shard_of
 from lengthwise.cost.model_error import comparable_deployments, deployment_notes, perturbed
 from lengthwise.cost.operator_work import CURVES, DEEPEP_LATENCY_S, Operators, kernels_of
+from lengthwise.cost.roofline_tables import operators_of
 from lengthwise.cost.tables import load, save
 from lengthwise.engine import deploy, disaggregate
 from lengthwise.schema.deployment import EngineLimits, Parallelism
@@ -418,3 +419,31 @@ def test_a_note_says_which_fp8_blocks_an_engine_refuses():
     split = disaggregate(deploy(QWEN, H200, tp=4, limits=LIMITS), deploy(QWEN, H200, tp=8, limits=LIMITS))
     assert "192 columns on each of 8 GPUs" in " ".join(deployment_notes(split)), "of the decode side"
     assert "FP8 weights" not in " ".join(deployment_notes(deploy(DEEPSEEK, H200, tp=8, limits=LIMITS)))
+
+
+def test_attention_of_a_model_with_experts_in_fp4_costs_as_much_as_in_16_bits():
+    gpu, limits = catalog.gpu("B200"), EngineLimits(weight_dtype="fp4")
+    node = catalog.default_node(gpu, 8)
+    seconds = {}
+    for dtype in ("fp4", "bfloat16"):
+        ops = operators_of(catalog.model("kimi-k2"), gpu, node, Parallelism(8), replace(limits, weight_dtype=dtype))
+        seconds[dtype] = {work.name: float(work.seconds) for work in ops.layer(64.0)}
+    for name, one in seconds["fp4"].items():
+        if name.startswith("experts"):
+            assert one < 0.6 * seconds["bfloat16"][name]
+        else:
+            assert one == pytest.approx(seconds["bfloat16"][name]), name
+
+
+def test_another_routing_power_hits_other_numbers_of_experts_on_the_busiest_gpu():
+    model, gpu, parallel = catalog.model("deepseek-v3"), catalog.gpu("H200"), Parallelism(8, ep=8)
+    node = catalog.default_node(gpu, 8)
+    hit = {
+        power: operators_of(model, gpu, node, parallel, EngineLimits(), replace(CURVES, routing_power=power)).busiest(
+            64.0
+        )
+        for power in (0.9, 0.96, 1.0)
+    }
+    assert hit[0.9][1] < hit[0.96][1] < hit[1.0][1]
+    assert hit[0.9][0] == pytest.approx(hit[1.0][0])
+    assert hit[0.96] == pytest.approx(operators_of(model, gpu, node, parallel, EngineLimits()).busiest(64.0))

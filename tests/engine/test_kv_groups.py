@@ -11,8 +11,9 @@ from lengthwise import EngineLimits, Workload, deploy, simulate
 from lengthwise.engine import disaggregate
 from lengthwise.engine.continuous_batching import Limits
 from lengthwise.policy import scheduler
-from lengthwise.schema.deployment import KvGroups
+from lengthwise.schema.deployment import KvGroups, KVOffloading
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import SharedPrefixes
 
 LIMITS = EngineLimits(max_num_seqs=4, max_num_batched_tokens=512, max_model_len=2048)
 V1 = scheduler("vllm_v1")
@@ -46,7 +47,13 @@ def test_other_schedulers_cache_all_tokens_in_every_layer(change):
 
 
 @pytest.mark.parametrize(
-    "limits", [{"enable_prefix_caching": True}, {"max_in_flight": 2}], ids=["prefix cache", "max_in_flight"]
+    "limits",
+    [
+        {"enable_prefix_caching": True, "prefix_cache": "sglang"},
+        {"enable_prefix_caching": True, "kv_offloading": KVOffloading(100.0)},
+        {"max_in_flight": 2},
+    ],
+    ids=["radix tree", "kv_offloading", "max_in_flight"],
 )
 def test_other_limits_cache_all_tokens_in_every_layer(limits):
     assert gemma(limits=dataclasses.replace(LIMITS, **limits)).kv.groups is None
@@ -98,3 +105,28 @@ def test_groups_admit_more_requests_at_once():
     seqs = [(run := simulate(many, one).steps).decode_seqs.max() for one in (gemma(limits), full)]
     assert run is not None
     assert seqs[0] > 2 * seqs[1]
+
+
+def test_states_have_no_groups_with_a_prefix_cache():
+    limits = dataclasses.replace(LIMITS, enable_prefix_caching=True)
+    cached = deploy("qwen3-next-80b-a3b", "H200", tp=4, limits=limits)
+    assert cached.kv.groups is None
+    plain = deploy("qwen3-next-80b-a3b", "H200", tp=4, limits=LIMITS)
+    with pytest.raises(InputError, match=r"not modelled with a prefix cache of states \(enable_prefix_caching\) yet"):
+        simulate(work(10, 10), dataclasses.replace(plain, limits=limits))
+
+
+@pytest.mark.parametrize("engine", ["kernel", "reference"])
+def test_hits_of_a_window_by_hand(engine):
+    """Prompts of 100 blocks, one after the other, of which all or the first 50 are equal; windows of 8 blocks."""
+    limits = dataclasses.replace(LIMITS, enable_prefix_caching=True)
+    one = deploy("gpt-oss-20b", "H100", limits=limits, scheduler=V1)
+    assert one.kv.groups is not None
+    equal = np.array([100, 100, 50, 50, 100])
+    start, ids = np.concatenate([[0], np.cumsum(equal)]), np.concatenate([np.arange(blocks) for blocks in equal])
+    prompts = SharedPrefixes(16, start, ids, np.full(5, -1))
+    many = Workload(np.arange(5) * 1000.0, np.full(5, 1600), np.full(5, 4), prefixes=prompts)
+    found = simulate(many, one, engine=engine).requests.cached_tokens
+    # The second prompt finds all but its last block: windows have blocks 91 to 98. Half of the prompt finds nothing in
+    # them, and gives contents to the 8 blocks up to the end of what full attention has, so that the next one finds it.
+    assert found.tolist() == [0, 99 * 16, 0, 50 * 16, 99 * 16]

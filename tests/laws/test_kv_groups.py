@@ -46,7 +46,7 @@ def assert_same_but_blocks(workload: Any, one: Deployment, other: Deployment, ti
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(hybrid_worlds(), st.integers(1, 4), st.integers(0, 3))
+@given(hybrid_worlds(caches=False), st.integers(1, 4), st.integers(0, 3))
 def test_groups_of_full_attention_are_one_group(world, number, seed):
     workload, one = world[0], in_one_group(world[1])
     groups = KvGroups(one.kv.block_size, number, in_flight_tokens=one.limits.max_num_batched_tokens)
@@ -54,7 +54,7 @@ def test_groups_of_full_attention_are_one_group(world, number, seed):
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(hybrid_worlds(), st.integers(0, 2), st.integers(1, 3), st.booleans(), st.integers(0, 3))
+@given(hybrid_worlds(caches=False), st.integers(0, 2), st.integers(1, 3), st.booleans(), st.integers(0, 3))
 def test_a_window_that_no_request_exceeds_frees_nothing(world, full, local, chunked, seed):
     workload, one = world[0], in_one_group(world[1])
     # A window's bound is a block larger, so that the pool must have one more for the longest request.

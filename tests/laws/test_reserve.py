@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from lengthwise.engine import simulate
-from lengthwise.policy.reservation import GAIN, OWN_RULE, adapted_margin
+from lengthwise.policy.reservation import GAIN, OWN_RULE, MemoryGate, adapted_margin, first_margin
 from lengthwise.schema.cost_tables import Front
 from lengthwise.schema.deployment import (
     Deployment,
@@ -69,6 +70,31 @@ def test_recomputation_takes_at_most_the_share_of_idle_time_and_what_the_margin_
         assert margin >= OWN_RULE
         total_spent_s, total_idle_s = total_spent_s + spent_s, total_idle_s + idle_s
     assert total_spent_s <= share * (total_idle_s + (margin - first) / (GAIN * rate)) * (1 + 1e-9) + 1e-6
+
+
+@pytest.mark.parametrize("by", ["steps", "runs"])
+@LAW
+@given(st.data())
+def test_a_closed_gate_leaves_memory_idle_for_as_long_as_recomputation_pays_for_and_half_a_turnover(by, data):
+    """In steps after which the gate is closed, by the sum over a run, in times in which its tokens fill the cache."""
+    share, adapted = data.draw(st.floats(0.05, 2.0)), []
+
+    def adapt(gate: MemoryGate, spent_s: float, idle_s: float, turnovers_per_s: float) -> None:
+        gate.margin = adapted_margin(gate.margin, share, spent_s, idle_s, turnovers_per_s)
+        adapted.append((gate, gate.margin, spent_s * turnovers_per_s, idle_s * turnovers_per_s))
+
+    if by == "steps":
+        gate = MemoryGate(share, lambda _: (0.0, 0, 0))
+        for step in data.draw(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 3), st.floats(1e-3, 1)))):
+            adapt(gate, *step)
+    else:
+        workload, deployment = reserving(data.draw(WORLDS), share)
+        with mock.patch.object(MemoryGate, "adapt", adapt):
+            simulate(workload, deployment, engine="reference")
+    for gate in {id(one[0]): one[0] for one in adapted}.values():
+        rows = [one[1:] for one in adapted if one[0] is gate]
+        idle = sum(idle for margin, _, idle in rows if margin > OWN_RULE)
+        assert idle <= sum(spent for _, spent, _ in rows) / share + (first_margin(share) - OWN_RULE) / GAIN + 1e-6
 
 
 @LAW

@@ -49,6 +49,7 @@ NODE = NodeSpec("node", 8, LINK, 8, LINK, LINK, "made up")
 
 ROUTERS = sorted(name for name, router in known("router").items() if not router.uses(*PREFIX_ARGUMENTS))
 """Those that any workload may have; test_prefix_cache.py has the others."""
+PREFIX_ROUTERS = ("prefix_precise", "prefix_approximate")
 
 
 def cost_tables(
@@ -350,8 +351,8 @@ def engine_worlds(
 
 
 @st.composite
-def hybrid_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
-    """Requests on replicas with little memory, whose layers form several KV cache groups."""
+def hybrid_worlds(draw: st.DrawFn, *, caches: bool = True) -> tuple[Workload, Deployment]:
+    """Requests on replicas with little memory, whose layers form several KV cache groups, some with prefix caches."""
     victims = sorted(set(known("rank")) - {"priority"})
     victim = draw(st.sampled_from(["latest_admitted", *victims]))
     workload, other = draw(engine_worlds("fcfs_preempted_first", memory="paged_by_chunk", victim=victim))
@@ -366,6 +367,14 @@ def hybrid_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
         other.limits.max_num_batched_tokens,
     )
     blocks = groups.longest(other.max_model_len) + draw(st.sampled_from([0, 1, 2, 8, 200]))
+    limits = dataclasses.replace(
+        other.limits, enable_prefix_caching=caches and not states and draw(st.booleans()), prefix_cache="vllm",
+        radix_eviction_policy="lru", kv_offloading=None,
+    )  # fmt: skip
+    made = other.scheduler
+    if limits.enable_prefix_caching and workload.prefixes is not None and draw(st.booleans()):
+        made = dataclasses.replace(made, router=draw(st.sampled_from(PREFIX_ROUTERS)))
+    other = dataclasses.replace(other, limits=limits, scheduler=made)
     return workload, dataclasses.replace(other, kv=dataclasses.replace(other.kv, num_blocks=blocks, groups=groups))
 
 

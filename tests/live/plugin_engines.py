@@ -206,6 +206,10 @@ CLASSES, LIMIT = {"short": (0.5, 30), "medium": (0.35, 100), "long": (0.15, 300)
 LITTLE_MEMORY = ("--max-num-seqs", "16", "--block-size", "32", "--num-gpu-blocks-override", "35")
 
 
+COUNTED = {"preemptions": "vllm:num_preemptions_total", "steps": "vllm:iteration_tokens_total_count"}
+"""What the engine counts, whatever else the machine does."""
+
+
 def _outputs(median: int, n: int, rng: np.random.Generator) -> list[int]:
     return rng.lognormal(np.log(median), 0.6, n).clip(4, LIMIT - 1).astype(int).tolist()
 
@@ -262,9 +266,9 @@ def in_little_memory(python: str, runs: int, n: int = 60) -> tuple[list[float], 
                 asyncio.run(_ended_by_clients(engine.url, hints, 9, 8))
                 found[hints] = []
                 for seed in range(runs):
-                    before = metric(engine.url, "vllm:num_preemptions_total")
+                    before = metrics(engine.url, tuple(COUNTED.values()))
                     run = asyncio.run(_ended_by_clients(engine.url, hints, seed, n))
-                    run["preemptions"] = metric(engine.url, "vllm:num_preemptions_total") - before
-                    found[hints].append(run)
+                    counted = zip(COUNTED, metrics(engine.url, tuple(COUNTED.values())), before, strict=True)
+                    found[hints].append(run | {name: after - so_far for name, after, so_far in counted})
     pairs = zip(found["class"], found["own"], strict=True)
     return [a["tokens_per_s"] / b["tokens_per_s"] for a, b in pairs], found

@@ -112,13 +112,13 @@ def groups_of(config, world):
     layers, size = world["layers"], world["block_size"]
     shape = {"block_size": size, "num_kv_heads": layers["kv_heads"], "head_size": layers["head_dim"]}
     shape["dtype"] = torch.bfloat16
-    full = FullAttentionSpec(**shape)
-    specs = {f"full.{k}": full for k in range(layers["full"])}
-    if layers["local"]:
+    full, specs = FullAttentionSpec(**shape), {}
+    if layers["local"]:  # Models with windows or chunks begin with such a layer.
         kind, name = (SlidingWindowSpec, "sliding_window")
         if layers["chunked"]:
             kind, name = ChunkedLocalAttentionSpec, "attention_chunk_size"
         specs |= {f"local.{k}": kind(**shape, **{name: layers["local_tokens"]}) for k in range(layers["local"])}
+    specs |= {f"full.{k}": full for k in range(layers["full"])}
     state = MambaSpec(
         block_size=world["max_model_len"],
         shapes=((layers["state_elements"],),),
@@ -165,7 +165,12 @@ def scheduler(model, world):
     register_all_kvcache_specs(config)
     spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     groups = groups_of(config, world) if "layers" in world else [KVCacheGroupSpec(["layer"], spec)]
-    cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    cache = KVCacheConfig(
+        num_blocks=blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=groups,
+        prefix_cache_retention_interval=config.cache_config.prefix_cache_retention_interval,
+    )
     scheduler_block_size, hash_block_size = resolve_kv_cache_block_sizes(cache, config)
     made = (AsyncScheduler if asynchronous else Scheduler)(
         vllm_config=config,

@@ -67,6 +67,21 @@ def hybrid_world(seed):
     return made | {"blocks": kv.longest_blocks(made["max_model_len"]) + int(rng.integers(0, 12))}
 
 
+WINDOWED = [name for name, layers in LAYERS.items() if not layers[NAMES.index("states")]]
+
+
+def cached_hybrid_world(seed):
+    """A world whose model has windows or chunks, and whose prompts share prefixes that its groups cache."""
+    number = list(LAYERS).index(WINDOWED[seed % len(WINDOWED)])
+    plain = random_world(3 * seed * len(LAYERS) + 3 * number)
+    made = hybrid_world(seed * len(LAYERS) + number)
+    scale = made["max_model_len"] // plain["max_model_len"]
+    for one, shared in zip(made["requests"], plain["requests"], strict=True):
+        one |= {name: shared[name] for name in ("block_ids", "previous_turn")}
+    blocks = made["blocks"] + int(np.random.default_rng([seed, 7]).choice([0, 20, 200, 2000]))
+    return made | {"caching": True, "block_tokens": plain["block_tokens"] * scale, "blocks": blocks}
+
+
 def speculating_world(seed):
     """A world whose decodes verify proposed tokens, by n-gram (no look-ahead slots) or EAGLE, in little memory."""
     made, rng = world(3 * seed), np.random.default_rng([seed, 6])
@@ -145,3 +160,11 @@ def test_every_step_in_kv_cache_groups_is_that_of_vllm():
     assert not different[:1]
     assert counts["steps"] > 50 * WORLDS
     assert counts["fcfs preemptions"] > WORLDS / 2, counts
+
+
+def test_every_step_with_prefix_caches_in_groups_is_that_of_vllm():
+    counts, different = compared(range(WORLDS), world=cached_hybrid_world)
+    assert not different[:1]
+    assert counts["steps"] > 50 * WORLDS
+    assert counts["fcfs preemptions"] > WORLDS / 2, counts
+    assert counts["cached"] > WORLDS, counts

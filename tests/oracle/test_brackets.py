@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from lengthwise.cost import HostOverhead
+from lengthwise.cost.operator_work import CURVES
 from lengthwise.engine import simulate
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
@@ -46,22 +47,39 @@ def point(model="llama-3.1-70b", gpu="H100", clients=8, ttft_s=0.1):
 def test_of_a_lone_client_a_first_token_takes_prefill_transfer_and_a_decode_step():
     cut = {"tp": 8, "dp": 1, "moe_tp": 8, "ep": 1}
     lone = replace(point("deepseek-v3", "H200", clients=1), **cut, isl=4096, osl=64, prefill=(1, 8, 1, 8, 1))
-    ops, host = _silicon.RankOperators(lone), HostOverhead(request_s=0.03)
-    ttft_s, tpot_s = _silicon.simulated(lone, ops, host)
+    ops, host = _silicon.operators(lone, CURVES), HostOverhead(request_s=0.03)
+    ttft_s, tpot_s = _silicon.simulated(lone, CURVES, host)
     loop = _silicon.loop_of(lone)
     prompt, kv = sum(loop.prompt) / 2, sum(loop.prompt) / 2 + sum(loop.output) / 4
-    prefill_s = ops.step_s(host, seqs=0.0, kv=0.0, chunk=prompt, prompts=1.0)
-    link = _silicon.node_of("H200", _silicon.RACK).network
+    prefill_s = _silicon.step_s(ops, host, seqs=0.0, kv=0.0, chunk=prompt, prompts=1.0)
+    link = ops.node.network
     transfer_s = prompt * ops.shard.kv_bytes * 61 / link.bandwidth_bytes_per_s + link.latency_s
-    assert tpot_s == pytest.approx(float(ops.step_s(host, seqs=1.0, kv=kv)), rel=0.02)
+    assert tpot_s == pytest.approx(float(_silicon.step_s(ops, host, seqs=1.0, kv=kv)), rel=0.02)
     assert ttft_s == pytest.approx(0.03 + float(prefill_s) + transfer_s + tpot_s, rel=0.05)
+
+
+@pytest.mark.parametrize("ep", [1, 2, 8])
+def test_a_point_is_predicted_by_the_settings_of_its_split(ep):
+    cut = {"tp": 2, "dp": 4, "moe_tp": 8 // ep, "ep": ep}
+    several = replace(point("deepseek-v3", "B200", clients=64), **cut)
+    deployment = _silicon.deployed(several, CURVES, HostOverhead())
+    parallel = deployment.parallel
+    assert (parallel.tp, parallel.dp, parallel.ep, parallel.gpus_per_expert) == (2, 4, ep, 8 // ep)
+    assert deployment.limits.max_num_seqs == 16
+    same = _silicon.deployed(several, "roofline", HostOverhead())
+    for part in ("layer_s", "shared_s", "host_s", "decode_s"):
+        np.testing.assert_array_equal(getattr(deployment.cost, part), getattr(same.cost, part))
+    ops = _silicon.operators(several, CURVES)
+    _, tpot_s = _silicon.simulated(several, CURVES, HostOverhead())
+    kv = 16 * (0.9 * several.isl + 0.9 * several.osl / 2)
+    assert tpot_s > float(_silicon.step_s(ops, HostOverhead(), seqs=16.0, kv=kv)) * 0.9
 
 
 def test_more_prefill_workers_shorten_the_wait_and_more_decode_workers_the_steps():
     cut = {"tp": 1, "dp": 8, "moe_tp": 1, "ep": 8}
     busy = replace(point("deepseek-v3", "B200", clients=256), **cut, isl=8192, osl=128, prefill=(1, 1, 8, 1, 8))
     found = {
-        (x, y): _silicon.simulated(one, _silicon.RankOperators(one), HostOverhead())
+        (x, y): _silicon.simulated(one, CURVES, HostOverhead())
         for x, y in ((1, 1), (4, 1), (4, 4))
         for one in [replace(busy, workers=y, prefill=(x, *busy.prefill[1:]))]
     }
@@ -73,7 +91,7 @@ def test_where_decode_workers_run_fewer_sequences_than_clients_first_tokens_wait
     cut = {"tp": 8, "dp": 1, "moe_tp": 8, "ep": 1}
     unlimited = replace(point("deepseek-v3", "B200", clients=64), **cut, isl=1024, osl=256, prefill=(1, 8, 1, 8, 1))
     found = [
-        _silicon.simulated(one, _silicon.RankOperators(one), HostOverhead())
+        _silicon.simulated(one, CURVES, HostOverhead())
         for one in (unlimited, replace(unlimited, max_num_seqs=64), replace(unlimited, max_num_seqs=16))
     ]
     assert found[0] == pytest.approx(found[1])

@@ -49,7 +49,9 @@ ATLEAST_ONE = (
 )
 
 
-def argument(axis, name, replicas):
+def argument(axis, name, replicas):  # noqa: PLR0911 - by name
+    if name == "service_rate":
+        return st.lists(st.floats(0.01, 100), min_size=replicas, max_size=replicas).map(np.array)
     if axis == "router" and name in ROUTER_ARRAYS:
         return st.lists(COUNT, min_size=replicas, max_size=replicas).map(lambda x: np.array(x, np.int64))
     if name == "previous_replica":

@@ -12,7 +12,8 @@ from markupsafe import escape as markup_escape
 
 from lengthwise.predict import Ecdf, Prompts, Samples
 from lengthwise.predict.evaluation import evaluate
-from lengthwise.report.predict import WORDS, predict_json, score_text, warnings, write_predict_html
+from lengthwise.predict.lexical_model import BandLosses
+from lengthwise.report.predict import WORDS, predict_json, repredictions, score_text, warnings, write_predict_html
 from lengthwise.schema.errors import InputError
 
 NASTY = "</script><script>alert(1)</script>"
@@ -48,6 +49,14 @@ def test_the_page_is_escaped_and_reproducible(page, found, tmp_path) -> None:
         write_predict_html(tmp_path / "x.html", [found[0], found[0]])
     with pytest.raises(InputError, match="at least one"):
         write_predict_html(tmp_path / "x.html", [])
+
+
+def test_a_predictor_that_does_not_read_outputs_says_why(found) -> None:
+    assert "it has not learned to read outputs" in repredictions(found[0])
+    weak = replace(found[0], held_out=(BandLosses(50, 100, 996, 477, 43.7, 48.5, 3.06),))
+    assert "do not show that reading the output is better; pinball loss 43.7 instead of 48.5" in repredictions(weak)
+    reads = replace(weak, reads_output=(50, 100))
+    assert repredictions(reads).startswith("reads the output so far at 50 to 100 tokens")
 
 
 def test_the_file_holds_every_number(found) -> None:

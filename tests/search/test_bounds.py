@@ -115,14 +115,16 @@ def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
 
 @st.composite
 def split_rooflines(draw):
-    """The same with separate prefill and decode replicas, over a fast or a slow link."""
+    """The same with separate prefill and decode replicas, of one GPU or two, over a fast, a slow or their own link."""
     one, other = draw(rooflines()), draw(rooflines())
     scheduler, blocks = draw(st.sampled_from(SCHEDULERS)), draw(st.sampled_from([None, 70, 400]))
     tp, pp = draw(st.sampled_from([2, 4])), other.parallel.pp
-    second = built(one.model.name, one.gpu.name, tp, pp, other.limits, scheduler, blocks)
+    gpu = draw(st.sampled_from([one.gpu.name, "H200", "A100-80GB"]))
+    second = built(one.model.name, gpu, tp, pp, other.limits, scheduler, blocks)
     more = dataclasses.replace(second.parallel, replicas=draw(st.integers(1, 3)))
     second = dataclasses.replace(second, parallel=more)
-    link = draw(st.sampled_from([KVTransfer(), KVTransfer(0.05), KVTransfer(0.0, 1e5, 1e8, one_at_a_time=False)]))
+    links = [None, KVTransfer(), KVTransfer(0.05), KVTransfer(0.0, 1e5, 1e8, one_at_a_time=False)]
+    link = draw(st.sampled_from(links))
     return engine.disaggregate(one, second, link)
 
 
@@ -137,6 +139,40 @@ def test_no_batch_is_done_sooner_on_separate_sides(workload, deployment):
 @given(worlds.workloads(), sides.disaggregated())
 def test_nor_on_any_tables_of_separate_sides(workload, deployment):
     check_batch(*all_at_once(workload, deployment))
+
+
+@st.composite
+def mixed_rooflines(draw):
+    """Two groups of replicas of different GPUs, parallelism, memory and limits, behind any router."""
+    one, other = draw(rooflines()), draw(rooflines())
+    router = draw(st.sampled_from(["round_robin", "least_tokens", "least_work_left", "shortest_expected_delay"]))
+    scheduler, limits = dataclasses.replace(one.scheduler, router=router), other.limits
+    limits = dataclasses.replace(limits, max_model_len=one.limits.max_model_len)
+    blocks = draw(st.sampled_from([None, 70, 400]))
+    tp, gpu = draw(st.sampled_from([2, 4])), draw(st.sampled_from(["A100-80GB", "H100", "L40S"]))
+    second = built(one.model.name, gpu, tp, other.parallel.pp, limits, "vllm_v1", blocks)
+    groups = [
+        dataclasses.replace(
+            each, scheduler=scheduler, parallel=dataclasses.replace(each.parallel, replicas=draw(st.integers(1, 3)))
+        )
+        for each in (one, second)
+    ]
+    return engine.mix(groups)
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(batches(), mixed_rooflines())
+def test_no_batch_is_done_sooner_on_unlike_replicas(workload, deployment):
+    check_batch(workload, deployment)
+
+
+@settings(max_examples=EXAMPLES)
+@given(batches(), rooflines(), st.integers(1, 3))
+def test_equal_groups_have_a_bound_not_below_that_of_as_many_replicas(workload, one, count):
+    """The bound of groups leaves out the time of attention, so that it may be larger, but never smaller."""
+    more = dataclasses.replace(one, parallel=dataclasses.replace(one.parallel, replicas=count))
+    both = dataclasses.replace(one, parallel=dataclasses.replace(one.parallel, replicas=2 * count))
+    assert ceiling(engine.mix([more, more]), workload).rate_rps >= ceiling(both, workload).rate_rps * (1 - 1e-9)
 
 
 @settings(max_examples=EXAMPLES)

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import yaml
 
-from lengthwise import config, engine, search
+from lengthwise import catalog, config, engine, search
 from lengthwise.cost.model_error import comparable_deployments
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Choice, Status
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import simulated_window
 from lengthwise.search.objectives import Task
+from lengthwise.search.space import names_of
 from lengthwise.usecases import capacity, explain
 from lengthwise.usecases import search as search_module
 from lengthwise.usecases.variants import build
@@ -67,6 +68,44 @@ def test_fill_is_each_split_without_room_for_another_replica():
     assert counts() == [(4, None), (1, 3), (2, 2), (3, 1)]
     assert counts(TEXT, "search.space.decode.tp=[2]") == [(4, None), (2, 1)]
     assert counts(TEXT, "search.max_gpus=5", "search.space.decode.tp=[2]") == [(5, None), (1, 2), (3, 1)]
+
+
+def test_decode_replicas_on_another_gpu_are_configurations_with_names_and_prices():
+    """Equal replicas have no decode GPU and are one configuration."""
+    space = TEXT.replace('decode.replicas = "fill"\n', 'decode.replicas = [1]\ndecode.gpu = ["H100", "H200"]\n')
+    space = space.replace('replicas = "fill"', "replicas = [1]", 1)
+    one = requested(space)
+    found = list(one.candidates())
+    assert len(found) == 3
+    names = names_of(found)
+    assert sorted(names) == ["1P1D", "decode H200 1P1D", "equal replicas"]
+    prices = {}
+    for name, settings in zip(names, found, strict=True):
+        task = Task("bound", Choice("one", name, settings, 0, 0.0, Status.PRUNED))
+        bounded = one.bench(task)
+        assert bounded.status is Status.PRUNED
+        prices[name] = bounded.price_per_hour_usd
+    h100, h200 = (catalog.gpu(name).price_per_hour_usd for name in ("H100", "H200"))
+    assert prices == pytest.approx({"equal replicas": h100, "1P1D": 2 * h100, "decode H200 1P1D": h100 + h200})
+
+
+def test_a_launch_that_fails_leaves_the_earlier_folders(study, tmp_path, monkeypatch):
+    (plan,) = study.plans
+    only = replace(study, plans=(replace(plan, choices=tuple(c for c in plan.choices if c.name == "2P2D")),))
+    (folder,) = search_module.write_launches(config.loads(TEXT), only, tmp_path)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    scenario = search_module.scenario_of_choice
+
+    def failing(requested, choice):
+        if choice.name != "2P2D":
+            raise InputError("no such choice")
+        return scenario(requested, choice)
+
+    monkeypatch.setattr(search_module, "scenario_of_choice", failing)
+    with pytest.raises(InputError, match="no such choice"):
+        search_module.write_launches(config.loads(TEXT), study, tmp_path, top=4, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_numbers_are_as_given_and_those_of_the_scenario_otherwise():
@@ -185,16 +224,24 @@ def test_a_choice_repeats_as_a_scenario(study):
 
 
 @pytest.mark.slow
-def test_pruning_loses_nothing_that_an_exhaustive_search_finds():
+@pytest.mark.parametrize("more", [(), ('search.space.decode.gpu=["H200", "L40S", "H100"]', "search.max_gpus=3")])
+def test_pruning_loses_nothing_that_an_exhaustive_search_finds(more):
     text = TEXT.replace("top = 3", "top = 1").replace("max_gpus = 4", "max_gpus = 6")
     with search.threads(2) as workers:
         pruned, full = (
-            search_module.plan(config.loads(text, overrides=[f"search.strategy={name}", "run.model_draws=0"]), workers)
+            search_module.plan(
+                config.loads(text, overrides=[f"search.strategy={name}", "run.model_draws=0", *more]), workers
+            )
             for name in ("pruned", "exhaustive")
         )
     (a,), (b,) = pruned.plans, full.plans
     assert a.best.objective.value >= b.best.objective.value * (1 - 0.25)
     assert {c.key for c in a.choices} == {c.key for c in b.choices}
+    bounds = {c.key: c.bounds.objective for c in a.choices}
+    for choice in b.choices:
+        if choice.status is Status.RANKED:
+            assert choice.objective.value <= bounds[choice.key] * (1 + 1e-9)
+    assert bounds[b.best.key] >= a.best.objective.value * (1 - 1e-9), "the best is not excluded by its bound"
 
 
 def test_at_a_rate_bounds_exclude_splits_whose_side_cannot_serve_it():
@@ -300,7 +347,11 @@ def test_the_launch_folder_of_separate_sides(study, tmp_path):
     assert {f"{e}-{part}.sh" for e in ("vllm", "sglang") for part in ("prefill", "decode", "router")} <= names
     assert not {"vllm.sh", "sglang.sh", "router.sh"} & names
     text = (folder / "README.md").read_text()
-    assert "prefill side: tp 1, pp 1, replicas 2; decode side: tp 1, pp 1, replicas 2" in text
+    for side in ("Prefill", "Decode"):
+        assert f"- {side} side: 2 x (tp 1, pp 1), on 2 x H100 (dgx-h100)\n" in text
+    first = text.split("\n\n")[1]
+    assert first.startswith("This was simulated, not measured")
+    assert len(first.split()) < 40
     assert "those of SGLang and kubernetes.yaml never ran" in text
     assert text.count("needs NIXL") == 2, "once for each engine"
     kinds = [one["kind"] for one in yaml.safe_load_all((folder / "kubernetes.yaml").read_text())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from lengthwise.engine import simulate
 from lengthwise.schema.deployment import Scheduler, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import InputError, PolicyError, ScenarioError, UnknownNameError
 from lengthwise.usecases import explain, search, variants
+from lengthwise.usecases.simulate import run
 
 TEXT = """
 [workload]
@@ -202,6 +204,9 @@ deployment = { model = "llama-3-8b", gpu = "H100" }
 """
 
 
+CACHED = "engine.enable_prefix_caching=true"
+
+
 def engine_settings(scenario):
     engine = scenario.engine
     limits = (engine.max_num_batched_tokens, engine.max_num_seqs, engine.block_size, engine.prefix_cache)
@@ -235,6 +240,9 @@ def test_sglangs_radix_cache_is_on_unless_the_scenario_turns_it_off():
     assert not config.loads(ENGINES).notes
     other = variants.deployment(config.loads(ENGINES, overrides=["engine=vllm"])).limits
     assert not other.enable_prefix_caching
+    # TensorRT-LLM's rules refuse a cache, so that no note says first what a cache would help.
+    cached = [config.loads(ENGINES, overrides=[f"engine={name}", CACHED]).notes for name in ("vllm", "trtllm")]
+    assert [len(notes) for notes in cached] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -304,6 +312,26 @@ def test_an_engine_with_its_own_rules_has_no_decode_side(name):
     (variant,) = variants.build(config.loads(two_sides))
     with pytest.raises(InputError, match=f'"{name}" is not modelled with disaggregation yet'):
         simulate(variant.workload(0), variant.deployment, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "report", "note"),
+    [
+        (["engine=trtllm", "workload.max_tokens=none"], "GUARANTEED_NO_EVICT admits", 'policy = "trtllm"'),
+        (["engine.prefix_cache=vllm"], "SGLang's own prefix", '"sglang" and engine.enable_prefix_caching = true'),
+        (["engine=trtllm", "engine.max_num_batched_tokens=9"], "of at least", '"trtllm" and .*max_num_seqs = 2048'),
+        (["scheduler.policy=sglang", "workload.max_tokens=none"], "admits requests by", None),
+        # What the rules do not cover comes before what the workload must have.
+        (["engine.max_model_len=230", "deployment.pp=2"], "not modelled with pipeline", 'policy = "sglang"'),
+        (["workload.max_tokens=none", "deployment.pp=2"], "not modelled with pipeline", 'policy = "sglang"'),
+    ],
+)  # fmt: skip
+def test_an_error_says_which_of_its_settings_the_engine_sets(given, report, note):
+    with pytest.raises(InputError, match=report) as found:
+        run(config.loads(ENGINES, overrides=given))
+    from_engine = [one for one in found.value.__notes__ if one.startswith("engine = ")]
+    assert len(from_engine) == (note is not None)
+    assert all(re.search(note, one) for one in from_engine)
 
 
 def test_an_unknown_engine_is_reported():

@@ -1,3 +1,4 @@
+from .kubernetes import dynamo_manifest as dynamo_manifest
 from .kubernetes import kubernetes_manifest as kubernetes_manifest
 from .launch import ARRIVAL as ARRIVAL
 from .launch import Launch as Launch

@@ -1,13 +1,16 @@
 """Kubernetes resources of a deployment: one pod for each replica, with the engine whose rules were simulated.
 
-Fields: https://kubernetes.io/docs/reference/kubernetes-api/. GPUs and user of vLLM's image:
-https://docs.vllm.ai/en/stable/deployment/k8s/ and .../deployment/docker/. The other images:
+A replica that spans hosts is a group of pods of a LeaderWorkerSet. A DynamoGraphDeployment is a second way to serve it.
+Fields: https://kubernetes.io/docs/reference/kubernetes-api/, https://lws.sigs.k8s.io/docs/reference/leaderworkerset.v1/
+and https://docs.nvidia.com/dynamo/v1.5.0/reference/api/kubernetes/dynamo-graph-deployment. GPUs and user of vLLM's
+image: https://docs.vllm.ai/en/stable/deployment/k8s/ and .../deployment/docker/. The other images:
 https://docs.sglang.io/docs/get-started/install and https://nvidia.github.io/TensorRT-LLM/installation/containers.html.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +20,7 @@ from typing import Any
 from lengthwise.backend.launch import PLACEHOLDER, Launch, comment, fits_node, replica_gpus, router_policy
 from lengthwise.backend.sglang import sglang_launch
 from lengthwise.backend.trtllm import OPTIONS, trtllm_launch, trtllm_options
-from lengthwise.backend.vllm import DISAGGREGATED_NOTES, STORAGE_FOLDER, split_launches, vllm_launch
+from lengthwise.backend.vllm import CONNECTOR, DISAGGREGATED_NOTES, STORAGE_FOLDER, split_launches, vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import GB, GIB
@@ -34,6 +37,13 @@ ROUTER = "vllm-router==0.1.17"
 # Labels of llm-d: https://llm-d.ai/docs/architecture/advanced/disaggregation
 LLM_D_ROLE, LLM_D_SERVING = "llm-d.ai/role", "llm-d.ai/inference-serving"
 TOKEN_SECRET = "hugging-face"  # noqa: S105 - the name of a Secret, as in deploy/
+LWS_WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"  # label that LWS sets
+_RANKS = {
+    "": ("--master-addr", "$(LWS_LEADER_ADDRESS)", "--node-rank"),
+    "sglang": ("--dist-init-addr", "$(LWS_LEADER_ADDRESS):5000", "--node-rank"),
+}
+"""Arguments by which the engines of a group meet, before the rank of each."""
+_OF_SERVERS = ("ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle")
 RESERVED = "vllm"  # no name for a Service: vLLM reads VLLM_PORT, which Kubernetes sets to tcp://... for it
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 
@@ -88,50 +98,55 @@ def kubernetes_manifest(
 ) -> str:
     """Return the YAML of a StatefulSet with the engine (``pod_engine``), its Services and its disruption budget.
 
-    If prefill and decode replicas are separate, each side has these, with vLLM, and a router is in front of both.
-    The resources are called ``name``: at most 48 lower-case letters, digits and hyphens, with a letter first and no
+    Replicas that span hosts are a LeaderWorkerSet instead, with a pod on each host. If prefill and decode replicas are
+    separate, each side has these, with vLLM, and a router is in front of both. The resources are called ``name``: at
+    most 48 lower-case letters, digits and hyphens, with a letter first and no
     hyphen last. A ConfigMap has the options of TensorRT-LLM. ``model`` is the checkpoint, by default the catalog's.
     ``token_secret`` names a Secret with a Hugging Face token under the key ``token``; without the Secret, pods start
-    without a token. Raises InputError if the name is invalid or "vllm", a replica spans nodes, the GPUs are not
-    NVIDIA's, or no checkpoint is known.
+    without a token. Raises InputError if the name is invalid or "vllm", a replica's GPUs cannot be divided over
+    hosts, the GPUs are not NVIDIA's, or no checkpoint is known.
     """
     d, engine = deployment, pod_engine(deployment)
-    sides = {"engine": d} if d.decode is None else {"prefill": replace(d, decode=None), "decode": d.decoding()}
+    sides = dict(zip(("engine",) if d.decode is None else ("prefill", "decode"), d.sides, strict=True))
     options: dict[str, Any] = {"model": model, "host": "0.0.0.0", "port": PORT}  # noqa: S104 - a pod's own
     if d.decode is None:
         launches = [engine.launch(d, **options)]
     else:
         launches = [*split_launches(*sides.values(), notes=DISAGGREGATED_NOTES, **options)]
-    _check_name(name)
-    if not is_nvidia(d):
-        raise InputError(f"a manifest needs NVIDIA GPUs; {d.gpu.name} is not one. Run the scripts instead")
-    for side in sides.values():
-        _check_node(side)
-    if PLACEHOLDER in launches[0].command:
-        raise InputError(f"a manifest needs a checkpoint; none is known for {d.model.name}. Give model")
+    _check(d, name, launches[0])
     resources: list[dict[str, Any]] = []
     if d.decode is not None:
         resources += _router_resources(d, name, image or engine.image)
+    is_mixed = len({side.gpu.name for side in d.sides}) > 1
     for (role, side), launch in zip(sides.items(), launches, strict=True):
         pod = _pod(side, launch, image or engine.image, token_secret, name)
+        pod |= _node_affinity(side) if is_mixed else {}
         resources += _engine_resources(side, name, role, pod)
     if OPTIONS in launches[0].command:
         metadata: dict[str, Any] = {"name": name, "labels": _labels(name, "engine")}
         config: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
         resources.insert(0, config | {"data": {OPTIONS: trtllm_options(d, model)}})
-    label = ", ".join(alias for alias in d.gpu.aliases if alias.startswith("NVIDIA")) or d.gpu.name
     remarks = (
         *_shape_remarks(d, engine),
-        (
-            f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
-            "(GPU feature discovery) to the pod's spec."
-        ),
+        _node_remark(d, is_mixed=is_mixed),
         "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
         *(["The image runs as root, which the Pod Security level `restricted` refuses."] if not engine.user else []),
         *_storage_remarks(d, name),
         *dict.fromkeys(note for launch in launches for note in launch.notes),
     )
     return "\n#\n".join(comment(remark) for remark in remarks) + f"\n{_yaml(resources)}"
+
+
+def _check(d: Deployment, name: str, launch: Launch) -> None:
+    _check_name(name)
+    if not is_nvidia(d):
+        other = next(side.gpu.name for side in d.sides if not side.gpu.is_nvidia)
+        raise InputError(f"a manifest needs NVIDIA GPUs; {other} is not one. Run the scripts instead")
+    for side in d.sides:
+        if reason := spanning_problem(side):
+            raise InputError(reason)
+    if PLACEHOLDER in launch.command:
+        raise InputError(f"a manifest needs a checkpoint; none is known for {d.model.name}. Give model")
 
 
 def _check_name(name: str) -> None:
@@ -146,12 +161,34 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_node(side: Deployment) -> None:
-    if not fits_node(side):
-        raise InputError(
-            f"a pod must fit a node: a replica of {replica_gpus(side)} GPUs does not fit the {side.node.host_gpus} of "
-            f"{side.node.name}. Serve it as a LeaderWorkerSet (https://lws.sigs.k8s.io), or lower tp or pp"
+def spanning_problem(side: Deployment) -> str:
+    """Return why the replicas of a side cannot be groups of pods, one on each host, or "" if they can."""
+    gpus, hosts = replica_gpus(side), hosts_of(side)
+    if hosts > 1 and side.scheduler.engine_rules == "trtllm":
+        return (
+            f"a pod of TensorRT-LLM must fit a host: a replica of {gpus} GPUs does not fit the {side.node.host_gpus} "
+            f"of {side.node.name}. Lower tp or pp, or start it with MPI yourself"
         )
+    if gpus % hosts:
+        return (
+            f"the GPUs of a replica must divide evenly over its hosts; {gpus} GPUs are on {hosts} hosts with up to "
+            f"{side.node.host_gpus}. Change tp, pp or dp"
+        )
+    return ""
+
+
+def hosts_of(side: Deployment) -> int:
+    """Return the number of hosts that a replica spans."""
+    return -(-replica_gpus(side) // side.node.host_gpus)
+
+
+def pod_hosts(side: Deployment, name: str) -> list[str]:
+    """Return the host name of each replica's pod, or of the first pod of each that spans hosts.
+
+    ``name`` is that of the side's resources.
+    """
+    pods = f"{name}-pods"
+    return [f"{name if fits_node(side) else pods}-{i}.{pods}" for i in range(side.parallel.replicas)]
 
 
 def _labels(name: str, component: str) -> dict[str, str]:
@@ -166,18 +203,13 @@ def _resource(version: str, kind: str, name: str, labels: dict[str, str], spec: 
 def _engine_resources(d: Deployment, name: str, role: str, pod: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the resources of one side's engines (role "prefill" or "decode"), or of all engines (role "engine")."""
     labels, own, resources = _labels(name, role), name if role == "engine" else f"{name}-{role}", []
-    service = {"selector": dict(labels), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
+    spans = not fits_node(d)
+    leaders = {LWS_WORKER_INDEX: "0"} if spans else {}  # only the first pod of a group answers requests
+    service = {"selector": labels | leaders, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
     headless = {"clusterIP": "None", "publishNotReadyAddresses": False, **copy.deepcopy(service)}
     if role == "engine":
         resources.append(_resource("v1", "Service", own, labels, service))
     pod_labels = dict(labels) if role == "engine" else labels | {LLM_D_ROLE: role, LLM_D_SERVING: "true"}
-    stateful_set = {
-        "replicas": d.parallel.replicas,
-        "serviceName": f"{own}-pods",
-        "podManagementPolicy": "Parallel",
-        "selector": {"matchLabels": dict(labels)},
-        "template": {"metadata": {"labels": pod_labels}, "spec": pod},
-    }
     if role != "engine":
         (container,) = pod["containers"]
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
@@ -186,12 +218,46 @@ def _engine_resources(d: Deployment, name: str, role: str, pod: dict[str, Any]) 
             {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(CHANNEL_PORT)},
         ]
     budget = {"maxUnavailable": 1, "selector": {"matchLabels": dict(labels)}}
+    disruptions = _resource("policy/v1", "PodDisruptionBudget", own, labels, budget)
+    if spans:
+        return [*resources, _leader_worker_set(d, f"{own}-pods", labels, pod_labels, pod), disruptions]
+    stateful_set = {
+        "replicas": d.parallel.replicas,
+        "serviceName": f"{own}-pods",
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": dict(labels)},
+        "template": {"metadata": {"labels": pod_labels}, "spec": pod},
+    }
     return [
         *resources,
         _resource("v1", "Service", f"{own}-pods", labels, headless),
         _resource("apps/v1", "StatefulSet", own, labels, stateful_set),
-        _resource("policy/v1", "PodDisruptionBudget", own, labels, budget),
+        disruptions,
     ]
+
+
+def _leader_worker_set(
+    d: Deployment, name: str, labels: dict[str, str], pod_labels: dict[str, str], pod: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a set of groups of pods, one group a replica and one pod a host. LWS makes the headless Service ``name``.
+
+    Only the first pod of a group, its leader, has a server. LWS gives all of them its address and their rank.
+    """
+    (leader,) = pod["containers"]
+    leader["args"] += [*_RANKS[d.scheduler.engine_rules], "$(LWS_WORKER_INDEX)"]
+    worker = {key: copy.deepcopy(value) for key, value in leader.items() if key not in _OF_SERVERS}
+    worker["args"] += ["--headless"] if not d.scheduler.engine_rules else []
+    template = {"metadata": {"labels": dict(pod_labels)}, "spec": pod}
+    group = {
+        "size": hosts_of(d),
+        "restartPolicy": "RecreateGroupOnPodRestart",
+        "leaderTemplate": template,
+        "workerTemplate": {
+            "metadata": {"labels": dict(pod_labels)}, "spec": copy.deepcopy(pod) | {"containers": [worker]},
+        },
+    }  # fmt: skip
+    spec = {"replicas": d.parallel.replicas, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": group}
+    return _resource("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, labels, spec)
 
 
 def _router_resources(d: Deployment, name: str, image: str) -> list[dict[str, Any]]:
@@ -199,9 +265,9 @@ def _router_resources(d: Deployment, name: str, image: str) -> list[dict[str, An
     assert d.decode is not None
     labels, command = _labels(name, "router"), ["vllm-router", "--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104
     command += ["--vllm-pd-disaggregation", "--policy", router_policy(replace(d, decode=None))]
-    for role, count in (("prefill", d.parallel.replicas), ("decode", d.decode.parallel.replicas)):
-        for i in range(count):
-            command += [f"--{role}", f"http://{name}-{role}-{i}.{name}-{role}-pods:{PORT}"]
+    for role, side in zip(("prefill", "decode"), d.sides, strict=True):
+        for host in pod_hosts(side, f"{name}-{role}"):
+            command += [f"--{role}", f"http://{host}:{PORT}"]
     install = f"pip install --quiet --target /tmp/router {ROUTER} && PYTHONPATH=/tmp/router exec /tmp/router/bin/"
     container = {
         "name": "router",
@@ -229,12 +295,21 @@ def _router_resources(d: Deployment, name: str, image: str) -> list[dict[str, An
 
 
 def _shape_remarks(d: Deployment, engine: PodEngine) -> Iterator[str]:
-    if d.decode is not None:
-        both = ((d.parallel.replicas, replica_gpus(d)), (d.decode.parallel.replicas, replica_gpus(d.decoding())))
+    spanning = [
+        f"{role}{hosts_of(side)} hosts"
+        for role, side in zip(("",) if d.decode is None else ("prefill: ", "decode: "), d.sides, strict=True)
+        if hosts_of(side) > 1
+    ]
+    if spanning:
         yield (
-            f"{d.name}, served with {engine.title}. Prefill replicas: {both[0][0]}; GPUs of each: {both[0][1]}. Decode "
-            f"replicas: {both[1][0]}; GPUs of each: {both[1][1]}."
+            f"A replica spans hosts ({', '.join(spanning)}): a LeaderWorkerSet, which must be installed in the cluster "
+            "(https://lws.sigs.k8s.io, version 0.6 or later), has a group of pods for it, one on each host."
         )
+    if d.decode is not None:
+        both = ((side.parallel.replicas, replica_gpus(side)) for side in d.sides)
+        shapes = ("Prefill replicas: {}; GPUs of each: {}.", "Decode replicas: {}; GPUs of each: {}.")
+        texts = (shape.format(*numbers) for shape, numbers in zip(shapes, both, strict=True))
+        yield f"{d.name}, served with {engine.title}. {' '.join(texts)}"
         yield (
             f"The Service leads to a router ({ROUTER}, installed when its pod starts). The image must have NIXL. Where "
             "GPUs reach each other by RDMA only, add its devices to the pods."
@@ -265,9 +340,105 @@ def _yaml(resources: list[dict[str, Any]]) -> str:
     return str(yaml.dump_all(resources, Dumper=dumper, sort_keys=False, explicit_start=True, width=100))
 
 
+DYNAMO_IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1"
+
+
+def dynamo_manifest(
+    deployment: Deployment, *, name: str, model: str | None = None, image: str | None = None, token_secret: str
+) -> str:
+    """Return the YAML of a DynamoGraphDeployment: a frontend with a router, and vLLM workers of each side.
+
+    The arguments, names and errors are those of ``kubernetes_manifest``. Dynamo's operator adds ports and probes, and
+    the ranks of replicas that span hosts.
+    """
+    d, roles = deployment, ("worker",) if deployment.decode is None else ("prefill", "decode")
+    sides = [replace(side, scheduler=replace(side.scheduler, sglang=None, trtllm=None)) for side in d.sides]
+    launches = [vllm_launch(side, model=model) for side in sides]
+    _check(replace(d, scheduler=sides[0].scheduler), name, launches[0])
+    used, mode = image or DYNAMO_IMAGE, _DYNAMO_MODES.get(router_policy(sides[0]), "kv")
+    frontend = {"name": "main", "image": used, "env": [{"name": "DYN_ROUTER_MODE", "value": mode}]}
+    components: list[dict[str, Any]] = [_component("frontend", 1, {"containers": [frontend]})]
+    for role, side, launch in zip(roles, sides, launches, strict=True):
+        pod = _pod(side, launch, used, token_secret, name)
+        (container,) = pod["containers"]
+        arguments = ["--model", launch.command[2], *_without(launch.command[3:], _OF_COMMAND)]
+        if d.decode is not None:
+            config = json.dumps({"kv_connector": CONNECTOR, "kv_role": "kv_both"})
+            arguments += ["--disaggregation-mode", role, "--kv-transfer-config", config]
+        own: dict[str, Any] = {"name": "main", "image": used, "command": ["python3", "-m", "dynamo.vllm"]}
+        own |= {"args": arguments, "resources": container["resources"]}
+        own["env"] = [one for one in container["env"] if one["name"] != "HOME"]
+        if mounts := [one for one in container["volumeMounts"] if one["name"] not in ("shm", "cache")]:
+            own["volumeMounts"] = mounts
+        worker: dict[str, Any] = {"containers": [own]}
+        if volumes := [one for one in pod["volumes"] if one["name"] not in ("shm", "cache")]:
+            worker["volumes"] = volumes
+        if len(d.gpus_by_name) > 1:
+            worker |= _node_affinity(side)
+        made = _component(role, side.parallel.replicas, worker)
+        (shm,) = [one for one in pod["volumes"] if one["name"] == "shm"]
+        made["sharedMemorySize"] = shm["emptyDir"]["sizeLimit"]
+        if hosts_of(side) > 1:
+            made["multinode"] = {"nodeCount": hosts_of(side)}
+        components.append(made)
+    spec = {"backendFramework": "vllm", "components": components}
+    remarks = (
+        f"{d.name} on NVIDIA Dynamo, whose operator must be installed in the cluster. Never run.",
+        (
+            "The flags are those of vLLM 0.32. An image of Dynamo has a vLLM of its own: take one with that version, "
+            "and set it below and in runtimeVersionOverride if its tag is not Dynamo's version."
+        ),
+        _node_remark(d, is_mixed=len(d.gpus_by_name) > 1),
+    )
+    graph = _resource("nvidia.com/v1beta1", "DynamoGraphDeployment", name, _labels(name, "graph"), spec)
+    return "\n#\n".join(comment(remark) for remark in remarks) + f"\n{_yaml([graph])}"
+
+
+_DYNAMO_MODES = {
+    "round_robin": "round-robin",
+    "random": "random",
+    "power_of_two": "power-of-two",
+}  # others: by prefixes
+_OF_COMMAND = ("--host", "--port", "--nnodes")  # flags that Dynamo's worker does not have
+
+
+def _component(role: str, replicas: int, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"name": role, "type": role, "replicas": replicas, "podTemplate": {"spec": spec}}
+
+
+def _without(words: tuple[str, ...], flags: tuple[str, ...]) -> list[str]:
+    """Return a command's words without these flags and their values."""
+    return [word for i, word in enumerate(words) if word not in flags and (i == 0 or words[i - 1] not in flags)]
+
+
 def is_nvidia(deployment: Deployment) -> bool:
     """Return whether the deployment has NVIDIA GPUs, which the image and ``nvidia.com/gpu`` require."""
-    return deployment.gpu.is_nvidia
+    return all(side.gpu.is_nvidia for side in deployment.sides)
+
+
+def _product_names(d: Deployment) -> list[str]:
+    return [alias for alias in d.gpu.aliases if alias.startswith("NVIDIA")] or [d.gpu.name]
+
+
+def _node_affinity(d: Deployment) -> dict[str, Any]:
+    """Return the part of a pod's spec that binds it to nodes with its GPUs, by the label of GPU feature discovery."""
+    products = [name.replace(" ", "-") for name in _product_names(d)]
+    terms = [{"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": products}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
+def _node_remark(d: Deployment, *, is_mixed: bool) -> str:
+    label = "; ".join(dict.fromkeys(", ".join(_product_names(side)) for side in d.sides))
+    if is_mixed:
+        return (
+            f"Nodes must have {label}. Each side's pods take those of its own GPUs by the label "
+            "nvidia.com/gpu.product, which GPU feature discovery sets."
+        )
+    return (
+        f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
+        "(GPU feature discovery) to the pod's spec."
+    )
 
 
 def _storage_remarks(d: Deployment, name: str) -> Iterator[str]:
@@ -299,7 +470,7 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, na
     # vLLM keeps the CPU memory behind the KV cache in /dev/shm, and does not start if that is too small.
     offloading = d.limits.kv_offloading
     shm = f"{SHM_GIB + math.ceil(offloading.size_gb * GB / GIB if offloading else 0)}Gi"
-    resources: dict[str, Any] = {"limits": {"nvidia.com/gpu": replica_gpus(d)}}
+    resources: dict[str, Any] = {"limits": {"nvidia.com/gpu": replica_gpus(d) // hosts_of(d)}}
     if offloading and offloading.size_gb:
         resources["requests"] = {"memory": shm}  # what is in /dev/shm counts as the pod's memory
     mounts = [

@@ -347,7 +347,7 @@ def _host_notes(d: Deployment) -> Iterator[str]:
         part = "nodes" if d.node.gpus_per_host is None else "hosts"
         yield (
             f"A replica of {replica_gpus(d)} GPUs spans {part} of {d.node.host_gpus}: the command must run on each "
-            "of them, with its rank. A Kubernetes pod must fit a node, so there is no manifest."
+            "of them, with its rank."
         )
     if not d.gpu.is_nvidia and not d.gpu.is_cpu:
         yield (

@@ -17,9 +17,13 @@ from lengthwise.backend.kubernetes import (
     RESERVED,
     TOKEN_SECRET,
     VLLM_IMAGE,
+    dynamo_manifest,
+    hosts_of,
     is_nvidia,
     kubernetes_manifest,
     pod_engine,
+    pod_hosts,
+    spanning_problem,
 )
 from lengthwise.backend.launch import (
     ARRIVAL,
@@ -52,10 +56,10 @@ PORT = 8000  # port for requests: of the only replica, or of the router in front
 PREFILL_PORT, DECODE_PORT = PORT + 100, PORT + 200
 PREFILL_CHANNEL, DECODE_CHANNEL = 5600, 5700  # first ports of the side channels of KV transfers
 MAX_REQUESTS = 1000  # default number of requests of a load test
-TRACE, PLAN = "trace.jsonl", "PLAN.json"
+TRACE, PLAN, DYNAMO = "trace.jsonl", "PLAN.json", "dynamo.yaml"
 _ALWAYS = frozenset({"README.md", "load-test.sh", "scenario.toml", TRACE})
 _SPLIT = tuple(f"{engine}-{part}.sh" for engine in ("vllm", "sglang") for part in ("prefill", "decode", "router"))
-_FILES = {*_ALWAYS, *_SPLIT, "vllm.sh", "sglang.sh", "trtllm.sh", OPTIONS, "router.sh", "kubernetes.yaml"}
+_FILES = {*_ALWAYS, *_SPLIT, "vllm.sh", "sglang.sh", "trtllm.sh", OPTIONS, "router.sh", "kubernetes.yaml", DYNAMO}
 _ENGINES = {key or "vllm": engine for key, engine in ENGINES.items()}
 _NUMBERED = re.compile(r"([a-z0-9-]+-)?[0-9]+-[a-z0-9-]+")  # [VARIANT-]RANK-NAME
 _STOP = """stop() {
@@ -134,13 +138,12 @@ def load_test_script(launch: Launch, model: str) -> str:
     return script(title, launch, body)
 
 
-def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *, manifest: bool) -> str:
-    """Return the text of README.md. ``manifest`` states whether the folder has a kubernetes.yaml."""
-    d = deployment
-    priced = (
-        " for GPUs and the scenario's for memory" if d.price_per_hour_usd > d.gpus * d.gpu.price_per_hour_usd else ""
-    )
-    shape, untested = f"{degrees(d)}, replicas {d.parallel.replicas}", ""
+def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *, manifests: Sequence[str]) -> str:
+    """Return the text of README.md. ``manifests`` are the folder's YAML files."""
+    d, has_manifest = deployment, "kubernetes.yaml" in manifests
+    own_price = d.price_per_hour_usd > d.gpu_price_per_hour_usd
+    priced = "at the catalog's prices" + (" for GPUs and the scenario's for memory" if own_price else "")
+    untested = ""
     launches, missing = _launches_of(d)
     names = {key: [f"{key}.sh"] if d.decode is None else [f"{key}-prefill.sh", f"{key}-decode.sh"] for key in launches}
     if d.decode is not None:
@@ -148,20 +151,16 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
             " vLLM's commands for separate sides ran on CPUs, never on GPUs; those of SGLang and kubernetes.yaml never "
             "ran."
         )
-        of = d.decode.parallel
-        shape = f"prefill side: {shape}; decode side: tp {of.tp}, pp {of.pp}, replicas {of.replicas}"
-    notes = {
-        f"{_ENGINES[key].title} ({', '.join(names[key])})": [*dict.fromkeys(n for one in of for n in one.notes)]
-        for key, of in launches.items()
-    }
+    notes = {f"{_ENGINES[key].title} ({', '.join(names[key])})": _notes_of(of) for key, of in launches.items()}
     shared = [note for note in next(iter(notes.values())) if all(note in of for of in notes.values())]
     scripts = ", or ".join(" and ".join(f"`sh {name}`" for name in of) for of in names.values())
     versions = ", ".join(_ENGINES[key].release for key in launches)
     given = f"`MODEL=... sh {next(iter(names.values()))[0]}` loads another checkpoint; flags of {versions}"
-    steps = [f"Start the {'engine' if d.decode is None else 'engines'}, {scripts} ({given})."]
+    steps = [f"Start the {'engine' if d.decode is None else 'engines'}, {scripts} ({given}).{_where(d)}"]
     if d.decode is not None:
         router = " or ".join(f"`sh {key}-router.sh`" for key in launches)
-        steps.append(f"Start the router in front of both sides, {router} (from PyPI).")
+        addresses = " PREFILLS and DECODES list the replicas' addresses on their nodes." if not _shares_node(d) else ""
+        steps.append(f"Start the router in front of both sides, {router} (from PyPI).{addresses}")
     elif d.parallel.replicas > 1:
         steps.append("Start the router in front of the replicas, `sh router.sh` (vllm-router, from PyPI).")
     where = f"`ENDPOINT=...` if not at port {PORT} of this machine"
@@ -171,8 +170,10 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         'Compare measured.json with the numbers under "The load test" below.',
         "`lengthwise simulate scenario.toml --json numbers.json` repeats the claim.",
     ]
-    if manifest:
+    if has_manifest:
         steps.append(f"Or run {pod_engine(d).title} on Kubernetes, by kubernetes.yaml: see below.")
+    if DYNAMO in manifests:
+        steps.append(f"Or run vLLM on NVIDIA Dynamo, by {DYNAMO}: see below.")
     sections = {
         "All engines": shared,
         **{title: [note for note in of if note not in shared] for title, of in notes.items()},
@@ -181,19 +182,69 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     }
     parts = [
         f"# {d.model.name}: {name}",
+        f"This was simulated, not measured; below is how to measure it.{untested}",
+        "\n".join(f"- {row}" for row in (*_shape_rows(d), f"{d.price_per_hour_usd:.2f} USD an hour, {priced}")),
         claim,
-        (
-            f"{d.name}: {shape}, "
-            f"{d.price_per_hour_usd:.2f} USD an hour at the catalog's prices{priced}. This was simulated, not "
-            f"measured; below is how to measure it.{untested}"
-        ),
         "## Run it",
         "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1)),
-        *(["## On Kubernetes", _on_kubernetes(d, dns_name(name))] if manifest else []),
+        *(["## On Kubernetes", _on_kubernetes(d, dns_name(name))] if has_manifest else []),
+        *(["## On Dynamo", _on_dynamo(dns_name(name))] if DYNAMO in manifests else []),
         "## What the engines do otherwise",
         *(f"### {title}\n\n{entries(notes)}" for title, notes in sections.items() if notes),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _shape_rows(d: Deployment) -> list[str]:
+    """Return a row for each side: its replicas, their division and their GPUs."""
+    roles = ("All replicas",) if d.decode is None else ("Prefill side", "Decode side")
+    rows = []
+    for role, side in zip(roles, d.sides, strict=True):
+        hosts = f", each replica on {hosts_of(side)} hosts" if hosts_of(side) > 1 else ""
+        rows.append(
+            f"{role}: {side.parallel.replicas} x ({degrees(side)}), on {side.hardware} ({side.node.name}){hosts}"
+        )
+    return rows
+
+
+def _shares_node(d: Deployment) -> bool:
+    return d.gpus <= d.node.host_gpus and len({(side.gpu.name, side.node.name) for side in d.sides}) == 1
+
+
+def _where(d: Deployment) -> str:
+    """Return where the scripts run if one node does not have all replicas, for each side: on how many nodes."""
+    if _shares_node(d):
+        return ""
+    texts = []
+    for role, side in zip(("",) if d.decode is None else ("prefill", "decode"), d.sides, strict=True):
+        hosts = side.parallel.replicas * hosts_of(side)
+        if fits_node(side):
+            hosts = -(-side.parallel.replicas // _node_replicas(side))
+        of = f"the {role} script" if role else "the script"
+        ranks = " (see the ranks below)" if not fits_node(side) else ""
+        texts.append(f"{of} on {hosts} {'node' if hosts == 1 else 'nodes'} with {side.gpu.name}{ranks}")
+    first = " The sides share no node." if d.decode is not None else ""
+    return f"{first} Run {' and '.join(texts)}, with HOST= the node's address."
+
+
+def _notes_of(launches: Sequence[Launch]) -> list[str]:
+    """Return the notes of an engine's commands; one of only the prefill or only the decode command names its side."""
+    both = [note for note in launches[0].notes if all(note in one.notes for one in launches)]
+    own = [
+        f"{side} side: {note}"
+        for side, one in zip(("Prefill", "Decode"), launches, strict=False)
+        for note in one.notes
+        if note not in both
+    ]
+    return [*both, *own]
+
+
+def _on_dynamo(name: str) -> str:
+    return (
+        f"With Dynamo's operator in the cluster: `kubectl apply -f {DYNAMO}`, after the Secret of a gated model as for "
+        f"kubernetes.yaml. The frontend routes: `kubectl port-forward service/{name}-frontend {PORT}` makes its port "
+        "one of this machine. This file never ran."
+    )
 
 
 def _on_kubernetes(d: Deployment, name: str) -> str:
@@ -204,7 +255,7 @@ def _on_kubernetes(d: Deployment, name: str) -> str:
     if d.parallel.replicas == 1 or d.decode is not None:
         forward = f"kubectl port-forward service/{name} {PORT}"
         return f"{apply} For the load test, `{forward}` makes the Service's port one of this machine."
-    workers = " ".join(f"http://{name}-{i}.{name}-pods:{PORT}" for i in range(d.parallel.replicas))
+    workers = " ".join(f"http://{host}:{PORT}" for host in pod_hosts(d, name))
     commands = (
         f"kubectl run load-test --image={VLLM_IMAGE} --command -- sleep infinity",
         "kubectl wait --for=condition=Ready --timeout=1h pod/load-test",
@@ -382,25 +433,25 @@ def write_launch(
         texts[OPTIONS] = trtllm_options(d)
     if d.parallel.replicas > 1 and d.decode is None:
         texts["router.sh"] = router_script(d)
-    both = (d,) if d.decode is None else _sides(d)
     (first, *_), rules = next(iter(launches.values())), d.scheduler.engine_rules
     pods = launches.get("vllm" if d.decode is not None else rules or "vllm", ())
     is_known = bool(pods) and PLACEHOLDER not in pods[0].command
-    has_manifest = is_known and is_nvidia(d) and all(map(fits_node, both))
-    if has_manifest:
+    if is_known and is_nvidia(d) and not any(map(spanning_problem, d.sides)):
         texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name), token_secret=TOKEN_SECRET)
+        if "vllm" in launches:
+            texts[DYNAMO] = dynamo_manifest(d, name=dns_name(name), token_secret=TOKEN_SECRET)
     load_launch = load_test(d, workload, trace=TRACE, rate_rps=rate_rps, num_requests=len(workload))
     if expectation:
         load_launch = replace(load_launch, notes=(expectation, *load_launch.notes))
     texts["load-test.sh"] = load_test_script(load_launch, _model_of(first.command))
-    texts["README.md"] = readme(d, name, claim, load_launch, manifest=has_manifest)
+    texts["README.md"] = readme(d, name, claim, load_launch, manifests=[one for one in texts if one.endswith(".yaml")])
     files = write_texts(folder, texts, parents=False)
     write_trace(folder / TRACE, workload, len(workload))
     return [*files, folder / TRACE]
 
 
 def _device(deployment: Deployment) -> str:
-    return "cpu" if deployment.gpu.name.startswith("CPU") else "cuda"
+    return "cpu" if all(side.gpu.name.startswith("CPU") for side in deployment.sides) else "cuda"
 
 
 def dns_name(name: str) -> str:
@@ -427,8 +478,8 @@ def require_new(folder: Path, *, force: bool) -> None:
         raise OutputError(f"{folder} has files already; name another folder, or replace them with --force")
 
 
-def require_replaceable(folder: Path, *, force: bool) -> None:
-    """Raise OutputError if the folder has launch folders, unless ``force`` allows replacing them.
+def require_replaceable(folder: Path, *, force: bool) -> list[Path]:
+    """Return the launch folders in a folder. Raise OutputError if it has any, unless ``force`` allows replacing them.
 
     Launch folders with files that ``write_launch`` does not write are never replaced.
     """
@@ -445,12 +496,12 @@ def require_replaceable(folder: Path, *, force: bool) -> None:
                 f"--force replaces only what a search wrote; {one} also has {', '.join(other)}. Move the folder "
                 "elsewhere, or name another one"
             )
+    return former
 
 
 def remove_launches(folder: Path) -> None:
     """Remove the launch folders in a folder. Raises OutputError if one has other files, or cannot be removed."""
-    require_replaceable(folder, force=True)
-    for one in _launches(folder):
+    for one in require_replaceable(folder, force=True):
         try:
             for path in one.iterdir():
                 path.unlink()
@@ -516,9 +567,9 @@ def _launches_of(d: Deployment) -> tuple[dict[str, tuple[Launch, ...]], dict[str
             if d.decode is None:
                 launches[key] = (_ENGINES[key].launch(d, port=_first_port(d), device=device),)
             elif key == "vllm":
-                launches[key] = split_launches(*_sides(d), device=device, notes=DISAGGREGATED_NOTES)
+                launches[key] = split_launches(*d.sides, device=device, notes=DISAGGREGATED_NOTES)
             else:
-                launches[key] = sglang_split_launches(*_sides(d), device=device)
+                launches[key] = sglang_split_launches(*d.sides, device=device)
         except InputError as error:
             missing[key] = str(error)
     if not launches:
@@ -527,14 +578,11 @@ def _launches_of(d: Deployment) -> tuple[dict[str, tuple[Launch, ...]], dict[str
     return launches, missing
 
 
-def _sides(d: Deployment) -> tuple[Deployment, Deployment]:
-    return replace(d, decode=None), d.decoding()
-
-
 def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
     """Return the scripts of both sides and of their router by file name, for vLLM and SGLang."""
-    sides = dict(zip(("prefill", "decode"), _sides(d), strict=True))
-    shares_node, first, texts = d.gpus <= d.node.host_gpus, 0, dict[str, str]()
+    sides = dict(zip(("prefill", "decode"), d.sides, strict=True))
+    shares_node = _shares_node(d)
+    first, texts = 0, dict[str, str]()
     gpu_sets: dict[str, list[range]] = {}
     for side, of in sides.items():
         width = min(replica_gpus(of), d.node.host_gpus)
@@ -544,7 +592,7 @@ def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
     launches, _ = _launches_of(d)
     for engine, side, launch in ((e, s, one) for e, of in launches.items() for s, one in zip(sides, of, strict=True)):
         of, sets = sides[side], gpu_sets[side]
-        title = f"{name}: {d.name}, the {side} side, tp {of.parallel.tp}, pp {of.parallel.pp}."
+        title = f"{name}: {d.name}, the {side} side, {degrees(of)}, on {of.hardware}."
         if not shares_node:
             title += (
                 f" A node has {len(sets)} of its {of.parallel.replicas} replicas: run this on each node, with HOST= "

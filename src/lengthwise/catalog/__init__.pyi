@@ -1,5 +1,6 @@
 from .shapes import active_parameters as active_parameters
 from .shapes import approximations as approximations
+from .shapes import dense_dtype as dense_dtype
 from .shapes import embedding_parameters as embedding_parameters
 from .shapes import encoder_layer_parameters as encoder_layer_parameters
 from .shapes import head_parameters as head_parameters

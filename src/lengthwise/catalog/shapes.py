@@ -67,24 +67,36 @@ def head_parameters(spec: ModelSpec) -> int:
 def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
     """Return the bytes of all weights, stored as ``dtype`` or, if None, as published.
 
-    A format below 16 bits applies only to the layers (with scales), as in published FP8, AWQ and GPTQ checkpoints.
-    Raises UnknownNameError if the dtype is unknown.
+    A format below 16 bits applies only to the layers (with scales), as in published FP8, AWQ and GPTQ checkpoints, and
+    4 bits in models with experts only to these (``dense_dtype``). Raises UnknownNameError if the dtype is unknown.
     """
     tables = embedding_parameters(spec) + head_parameters(spec)
-    layers = parameters(spec) - tables
-    return tables * _at_least_16_bit(dtype or spec.dtype) + layers * _layer_bytes(spec, dtype)
+    narrow = sum(_narrow_parameters(spec, index) for index in range(spec.layers))
+    wide_bytes = (parameters(spec) - tables - narrow) * _layer_bytes(spec, dense_dtype(spec, dtype))
+    return tables * _at_least_16_bit(dtype or spec.dtype) + wide_bytes + narrow * _layer_bytes(spec, dtype)
+
+
+def dense_dtype(spec: ModelSpec, dtype: str | None = None) -> str:
+    """Return the dtype of the weights of layers that are not those of routed experts, of a checkpoint in ``dtype``.
+
+    Formats of 4 bits are those of the routed experts alone, as in NVIDIA's checkpoints in NVFP4 of Kimi-K2 and Qwen3.5
+    (``hf_quant_config.json`` excludes attention and shared experts), in gpt-oss and Kimi-K2; with ``fp4_outputs`` also
+    of output projections and MLPs.
+    """
+    name = dtype_name(dtype or spec.dtype)
+    return "bfloat16" if name in _SCALE_BYTES and spec.ffn.experts else name
 
 
 def layer_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) -> float:
     """Return the bytes of decoder layer ``index`` with scales, stored as ``dtype`` or, if None, as published."""
-    return layer_parameters(spec, index) * _layer_bytes(spec, dtype)
+    narrow = _narrow_parameters(spec, index)
+    wide_bytes = (layer_parameters(spec, index) - narrow) * _layer_bytes(spec, dense_dtype(spec, dtype))
+    return wide_bytes + narrow * _layer_bytes(spec, dtype)
 
 
 def routed_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) -> float:
     """Return the bytes of the routed experts of decoder layer ``index``, or 0 for a dense layer."""
-    ffn = spec.ffn
-    experts = 0 if not ffn.experts or _is_dense(spec, index) else ffn.experts
-    return experts * _mlp(spec.hidden, ffn.expert_intermediate, ffn) * _layer_bytes(spec, dtype)
+    return _routed_parameters(spec, index) * _layer_bytes(spec, dtype)
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
@@ -176,6 +188,24 @@ def _ffn(spec: ModelSpec, *, dense: bool) -> int:
     shared = _mlp(hidden, ffn.shared_intermediate, ffn) if ffn.shared_intermediate else 0
     router = hidden * ffn.experts + (ffn.experts if ffn.bias else 0)
     return router + experts + shared
+
+
+def _narrow_parameters(spec: ModelSpec, index: int) -> int:
+    """Return the weights of a layer that are in the published dtype, if all others are in ``dense_dtype``."""
+    outputs, attention, ffn = 0, spec.attention, spec.ffn
+    if spec.metadata.fp4_outputs:
+        width = ffn.intermediate if _is_dense(spec, index) else ffn.shared_intermediate
+        outputs = attention.heads * _v_head_dim(spec) * spec.hidden + _mlp(spec.hidden, width, ffn)
+    return _routed_parameters(spec, index) + outputs
+
+
+def _routed_parameters(spec: ModelSpec, index: int) -> int:
+    ffn = spec.ffn
+    return (
+        0
+        if not ffn.experts or _is_dense(spec, index)
+        else ffn.experts * _mlp(spec.hidden, ffn.expert_intermediate, ffn)
+    )
 
 
 def _mlp(hidden: int, intermediate: int, ffn: FfnSpec) -> int:

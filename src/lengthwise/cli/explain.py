@@ -13,7 +13,7 @@ from lengthwise.cli.options import CostSource, ScenarioFile
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
-    from lengthwise.schema.deployment import KvGroups, Parallelism
+    from lengthwise.schema.deployment import Deployment, KvGroups, Parallelism
     from lengthwise.usecases.explain import CacheTier, Explanation, LargestBatch, RequestExplanation, Sides, Step
     from lengthwise.usecases.variants import Variant
 
@@ -41,7 +41,7 @@ def run(
     --request, it simulates the first seed and shows what the request waited for, and what the prefix cache saved.
     """
     from lengthwise import config
-    from lengthwise.usecases.explain import explain, explain_request
+    from lengthwise.usecases.explain import by_group, explain, explain_request
     from lengthwise.usecases.variants import build
 
     scenario = config.load(scenario_file, options.overrides(set_, cost))
@@ -53,12 +53,12 @@ def run(
             show_request(one, explain_request(one, request, scenario.run.seed))
         return
     shown: list[tuple[tuple[object, ...], str]] = []
-    for one in build(scenario):
+    for one in by_group(build(scenario)):
         found, sections = explain(one), one.scenario
         # All that the page shows except for the scheduler, of which only the effects on memory and steps count.
         page = (
             sections.deployment, sections.engine, sections.workload, sections.predictor, found.fits,
-            found.by_prediction, [step.name for step in found.steps],
+            found.by_prediction, [step.name for step in found.steps], one.deployment.gpu, one.deployment.parallel,
         )  # fmt: skip
         same = next((name for other, name in shown if other == page), None)
         if shown:
@@ -131,36 +131,45 @@ def _groups(groups: KvGroups) -> str:
     return ", ".join(f"{count} {name}" for name, count in parts.items() if count)
 
 
-def _experts(p: Parallelism) -> str:
-    if p.dp == p.ep == 1:
-        return ""
-    more = "" if p.redundant_experts is None else f" (EPLB, {p.redundant_experts} redundant experts)"
-    return f"dp {p.dp}, ep {p.ep}{more}, {f'{p.all2all_backend}, ' if p.dp > 1 else ''}"
+def _degrees(p: Parallelism) -> str:
+    experts = ""
+    if p.dp > 1 or p.ep > 1:
+        more = "" if p.redundant_experts is None else f" (EPLB, {p.redundant_experts} redundant experts)"
+        experts = f"dp {p.dp}, ep {p.ep}{more}, {f'{p.all2all_backend}, ' if p.dp > 1 else ''}"
+    return f"tp {p.tp}, pp {p.pp}, {experts}replicas {p.replicas}"
+
+
+def _side(side: Deployment) -> str:
+    return f"{_degrees(side.parallel)}, on {side.hardware}"
+
+
+def _source(side: Deployment) -> str:
+    source = side.cost.evidence.source
+    return source if source.startswith("roofline") else f"{source}; the operators below are the roofline's"
 
 
 def show(variant: Variant, found: Explanation) -> None:
     """Print a variant's deployment, its memory, the batches that fit, and the operators of typical steps."""
     d, sides = found.deployment, found.sides
-    p, weights, source = d.parallel, d.limits.weight_dtype or d.model.dtype, d.cost.evidence.source
-    rows = [("parallelism", f"tp {p.tp}, pp {p.pp}, {_experts(p)}replicas {p.replicas}")]
+    weights, source = d.limits.weight_dtype or d.model.dtype, "; ".join(dict.fromkeys(_source(s) for s in d.sides))
+    nodes = ", ".join(dict.fromkeys(side.node.name for side in d.sides))
+    rows = [("parallelism", _degrees(d.parallel))]
     if sides is not None:
-        of = sides.decode.deployment.parallel
         transfer = f"{duration(sides.transfer_s)} for a mean prompt"
         rows = [
-            ("prefill side", f"tp {p.tp}, pp {p.pp}, replicas {p.replicas}"),
-            ("decode side", f"tp {of.tp}, pp {of.pp}, replicas {of.replicas}"),
+            *((f"{name} side", _side(side)) for name, side in zip(("prefill", "decode"), d.sides, strict=True)),
             ("KV transfer", transfer + (", one at a time" if d.decode and d.decode.kv_transfer.one_at_a_time else "")),
         ]
     print_properties(
         variant.name,
         [
             ("model", f"{d.model.name}, {weights} weights"),
-            ("hardware", f"{d.gpus} x {d.gpu.name} ({d.node.name}), {d.price_per_hour_usd:.2f} $/h"),
+            ("hardware", f"{d.hardware} ({nodes}), {d.price_per_hour_usd:.2f} $/h"),
             *rows,
             ("scheduler", _scheduler(variant)),
             ("predictor", _predictor(variant)),
             *_caches(found),
-            ("costs", source + ("" if source.startswith("roofline") else "; the operators below are the roofline's")),
+            ("costs", source),
             ("fit", fit_note(d.cost.evidence.fit) if d.cost.evidence.fit else ""),
             ("KV cache groups", _groups(d.kv.groups) if d.kv.groups else ""),
             ("longest request", f"{d.max_model_len:,} tokens"),
@@ -252,6 +261,10 @@ def _show_replica(found: Explanation, replica: str) -> None:
     print_table(("operator", *(step.name for step in steps)), rows, wraps=("operator",))
 
 
+def _toml_value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _show_engines(variant: Variant) -> None:
     """Print the defaults of the scenario's engine beside those of the other ones, and what the scenario has."""
     from lengthwise.config.sections import ENGINES
@@ -268,10 +281,14 @@ def _show_engines(variant: Variant) -> None:
             if key == "prefix_cache":  # TensorRT-LLM's is not modelled
                 refusing = ["here"] if variant.deployment.scheduler.trtllm is not None else []
                 values |= dict.fromkeys(["trtllm", *refusing], "not modelled")
-            shown = (str(one).lower() if isinstance(one, bool) else str(one) for one in values.values())
-            rows.append((f"{section}.{key}", *shown))
+            rows.append((f"{section}.{key}", *(_toml_value(one) for one in values.values())))
+    overlap = ["false*" if name == "vllm" else "not modelled" for name in order]
+    rows.append(("scheduler.async_scheduling", *overlap, _toml_value(variant.deployment.scheduler.async_scheduling)))
     print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
-    typer.echo("* The server caches prefixes by default; engine.enable_prefix_caching = true does so here with vLLM.")
+    typer.echo(
+        "* The server does so by default; vLLM here, too, with true. Overlapping steps, the default of SGLang and "
+        "TensorRT-LLM, are not modelled."
+    )
     typer.echo()
 
 
@@ -288,7 +305,11 @@ def _caches(found: Explanation) -> list[tuple[str, str]]:
         "vllm": f"vLLM's, full blocks of {size}, least recently used evicted first",
         "sglang": f"SGLang's radix tree, pages of {size}, eviction {limits.radix_eviction_policy}",
     }
-    rows, offloading = [("prefix cache", kinds[limits.prefix_cache])], limits.kv_offloading
+    rule, groups = kinds[limits.prefix_cache], found.deployment.kv.groups
+    if groups is not None and groups.local:
+        kind = "chunks" if groups.chunked else "windows"
+        rule += f"; a prefix is found if all KV cache groups have it, those with {kind} the last of them"
+    rows, offloading = [("prefix cache", rule)], limits.kv_offloading
     if offloading is not None and len(found.tiers) > 1:
         blocks = "prompts and outputs" if offloading.outputs else "prompts"
         wait = f", {duration(offloading.latency_s)} each" if offloading.latency_s else ""

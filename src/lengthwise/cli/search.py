@@ -13,6 +13,7 @@ from typer import Argument, Option
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet
 from lengthwise.cli.progress import compile_note
+from lengthwise.schema.errors import InputError
 
 EXAMPLES = """\b
 Examples:
@@ -48,6 +49,12 @@ def run(
     if deploy is not None:
         outputs.require_folder(deploy)
         backend.require_replaceable(deploy, force=force)
+        if any(one.deployment.groups or (one.search and one.search.mixtures) for one in scenario.variant_scenarios()):
+            raise InputError(
+                "--deploy writes launch files for equal replicas, not for groups of unlike ones. Leave it out; then "
+                "deploy each group of the best mixture by a scenario of its own, behind a router with weights "
+                "(nginx: least_conn, weight) in proportion to the service rates that `lengthwise simulate` shows"
+            )
     options.print_notes(scenario.notes, quiet=quiet)
     from lengthwise import report as reports
     from lengthwise import search

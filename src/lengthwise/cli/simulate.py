@@ -119,7 +119,8 @@ def show(scenario: Scenario, results: list[Result]) -> None:
     if scenario.description:
         out.print(scenario.description, style="dim")
     out.print(report.table(results))
-    for costs in {id(r.deployment.cost): r.deployment.cost for r in results if r.deployment}.values():
+    deployed = [one for r in results if r.deployment for one in r.deployment.replica_groups]
+    for costs in {id(one.cost): one.cost for one in deployed}.values():
         source, fit = costs.evidence.source, costs.evidence.fit
         if fit or source.startswith("profile "):
             out.print(f"step times: {source}{f', {fit_note(fit)}' if fit else ''}", style="dim", highlight=False)

@@ -74,8 +74,7 @@ class Scenario(Section):
         found = {Path(self.source)}
         for expanded in self.variant_scenarios():
             on, predictors = expanded.deployment, expanded.lab.predictors if expanded.lab else []
-            texts = [expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
-            texts += [on.model, on.gpu, on.node, on.cost.partition(":")[2].partition("#")[0]]
+            texts = [*on.files, expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
             texts += [of.rpartition(":")[0] for _, of in expanded.scheduler if isinstance(of, str) and ".py:" in of]
             found.update(resolved(text, self.folder) for text in texts if text)
         return sorted(path for path in found if path.is_file())
@@ -88,20 +87,28 @@ class Scenario(Section):
             is_path = bool(text) and (path.is_file() or (path / "config.json").is_file())
             return str(path.absolute()) if is_path else text
 
-        on, source = self.deployment, self.cost_source
-        kind, colon, place = source.partition(":")
-        files = {name: absolute(getattr(on, name)) for name in ("model", "gpu", "node") if getattr(on, name)}
+        def of(side: Any) -> Table:
+            source = self.resolved_cost(side.cost) if side.cost else None
+            kind, colon, place = (source or "").partition(":")
+            names = (name for name in ("model", "gpu", "node") if getattr(side, name, None))
+            files: Table = {name: absolute(getattr(side, name)) for name in names}
+            return files | {"cost": f"{kind}:{Path(place).absolute()}" if colon else source}
+
+        on = self.deployment
+        files = of(on)
+        if on.decode is not None:
+            files["decode"] = on.decode.model_copy(update=of(on.decode))
+        if on.groups:
+            files["groups"] = [one.model_copy(update=of(one)) for one in on.groups]
         policies = {}
         for name, text in self.scheduler:
             if isinstance(text, str) and ".py:" in text:
-                file, _, of = text.rpartition(":")
-                policies[name] = f"{resolved(file, self.folder).absolute()}:{of}"
+                file, _, function = text.rpartition(":")
+                policies[name] = f"{resolved(file, self.folder).absolute()}:{function}"
         changes = {
             "workload": self.workload.model_copy(update={"trace": absolute(self.workload.trace)}),
             "predictor": self.predictor.model_copy(update={"file": absolute(self.predictor.file)}),
-            "deployment": on.model_copy(
-                update=files | {"cost": f"{kind}:{Path(place).absolute()}" if colon else source}
-            ),
+            "deployment": on.model_copy(update=files),
             "scheduler": self.scheduler.model_copy(update=policies),
         }
         return self.model_copy(update=changes)
@@ -113,8 +120,18 @@ class Scenario(Section):
     @property
     def cost_source(self) -> str:
         """Return ``deployment.cost`` with its path resolved."""
-        source, colon, place = self.deployment.cost.partition(":")
+        return self.resolved_cost(self.deployment.cost)
+
+    def resolved_cost(self, cost: str) -> str:
+        """Return a source of step times with its path resolved."""
+        source, colon, place = cost.partition(":")
         return f"{source}:{resolved(place, self.folder)}" if colon else source
+
+    def of_decode_side(self) -> Self:
+        """Return the scenario with GPU, node, costs and degrees of its decode side as those of the deployment."""
+        on, side = self.deployment, self.deployment.decode_side
+        given = {} if side is None else {key: getattr(side, key) for key in ("gpu", "node", "cost", "tp", "pp")}
+        return self.model_copy(update={"deployment": on.model_copy(update=given)})
 
     def with_origin(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
         """Return a copy with this file, folder and notes. A scenario without a name is named like the file.
@@ -250,13 +267,19 @@ def _variant(raw: Any, path: KeyPath, problems: list[Problem]) -> Any:
     return {key: _section(key, value, (*path, key), problems) for key, value in tables.items()}
 
 
-def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:  # noqa: C901
+def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:  # noqa: C901, PLR0912
     if name in SHORT_FORMS and isinstance(value, str):
         return {SHORT_FORMS[name]: value}
     if not isinstance(value, dict) or name not in ALIASES:
         return value
     table = _renamed(value, ALIASES[name], path, problems)
     match name:
+        case "deployment":
+            names, groups = ALIASES["deployment"] | ALIASES["engine"], table.get("groups")
+            table |= {} if not isinstance(groups, list) else {"groups": [
+                _renamed(one, names, (*path, "groups", str(at)), problems) if isinstance(one, dict) else one
+                for at, one in enumerate(groups)
+            ]}  # fmt: skip
         case "slo":
             return _slo(table, path, problems)
         case "search":
@@ -429,7 +452,8 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
             "engines leave it off here: engine.enable_prefix_caching = true turns vLLM's on (TensorRT-LLM's is not "
             "modelled), and false turns SGLang's off"
         )
-    if cached and given and not shares:
+    refused = "trtllm" in (scenario.engine.name, scenario.scheduler.policy)  # TensorRT-LLM's rules have no cache
+    if cached and given and not shares and not refused:
         notes.append(
             "enable_prefix_caching = true only helps preempted requests here, because no two prompts share a prefix; "
             "[workload.groups], [workload.sessions], [workload.tools] or a trace can give shared prefixes"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from lengthwise import cost as costs
 from lengthwise import policy, predict
@@ -48,6 +48,17 @@ _SOURCES = "give one of: preset, trace, or both prompt (isl) and output (osl)"
 _LOADS = ("request_rate", "session_rate", "concurrency", "arrivals")
 
 
+def _checked_cost(cost: str) -> str:
+    shapes = {(known.partition(":")[0], ":" in known) for known in COST_SOURCES}
+    source, colon, place = cost.partition(":")
+    if (source, bool(place)) not in shapes or (colon and not place):
+        raise ValueError(f"must be one of {', '.join(COST_SOURCES)}")
+    return cost
+
+
+CostSource = Annotated[Text, AfterValidator(_checked_cost)]
+
+
 class DecodeSection(Section):
     """The decode side of a disaggregated deployment.
 
@@ -55,8 +66,12 @@ class DecodeSection(Section):
     prefill side. The decode side has no prefix cache.
     """
 
+    gpu: Text | None = None  # name of the catalog, or a .toml file; None: that of the prefill side
+    node: Text | None = None  # None: that of the prefill side, or with another GPU a common machine for it
+    cost: CostSource | None = None  # source of step times; None: that of the prefill side
     tp: UpTo1024 | None = None  # tensor-parallel degree; None: that of the prefill side
     pp: UpTo1024 | None = None  # number of pipeline stages; None: that of the prefill side
+    ep: UpTo1024 | None = None  # GPUs that divide the experts; None: that of the prefill side, at most tp
     replicas: Replicas = 1  # number of replicas that only decode
     num_blocks: Count | None = None  # usable KV blocks of a replica, instead of the planned number
     max_num_seqs: Seqs | None = None
@@ -250,6 +265,51 @@ class SpeculationTable(Section):
     pass_s: HostSeconds = 0.0  # seconds of each pass of the drafter besides its work on the GPU, such as its launch
 
 
+class GroupSection(Section):
+    """One of several groups of equal replicas behind one router, such as those of one GPU type.
+
+    A key that a group lacks has the value of [deployment] or [engine]. A group with a GPU of its own has a common node
+    of this GPU, unless it gives another.
+    """
+
+    replicas: Replicas = 1  # of this group
+    model: Text | None = None  # all groups have the model of [deployment]
+    gpu: Text | None = None
+    node: Text | None = None
+    tp: UpTo1024 | None = None
+    pp: UpTo1024 | None = None
+    cost: CostSource | None = None
+    host: Text | HostTable | None = None
+    memory_planner: Text | None = None
+    weight_dtype: Text | None = None
+    kv_dtype: Text | None = None
+    num_blocks: Count | None = None
+    max_num_seqs: Seqs | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] | None = None
+    max_step_seqs: Seqs | None = None
+    max_in_flight: UpTo1024 | None = None
+    gpu_memory_utilization: Share | None = None
+    watermark: Annotated[NotNan, Field(ge=0, lt=1)] | None = None
+
+    @field_validator("model")
+    @classmethod
+    def _check_model(cls, model: str | None) -> str | None:
+        if model is not None:
+            raise ValueError(
+                "all groups behind one router serve the model of [deployment]; leave it out, and deploy another model "
+                "by a scenario of its own"
+            )
+        return model
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Return the settings of a scenario with this group alone, by section; None removes one."""
+        given = self.model_dump(exclude_unset=True, exclude_none=True) | {"replicas": self.replicas}
+        limits = {key: given.pop(key) for key in list(given) if key in EngineSection.model_fields}
+        own = {"node": None} if "gpu" in given and "node" not in given else {}
+        return {"deployment": own | given | {"groups": None}, "engine": limits}
+
+
 class DeploymentSection(Section):
     """The model, its GPUs and replicas, and the source of step times.
 
@@ -272,7 +332,9 @@ class DeploymentSection(Section):
     all2all_backend: Literal["allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"] = (
         "allgather_reducescatter"
     )
-    cost: Text = "roofline"  # a source of ``engine.deploy``, such as "profile:FILE.parquet#ESTIMATOR" or "vidur:DIR"
+    cost: CostSource = (
+        "roofline"  # a source of ``engine.deploy``, such as "profile:FILE.parquet#ESTIMATOR" or "vidur:DIR"
+    )
     host: Text | HostTable = "default"
     memory_planner: Text = "lengthwise"  # or "vidur"
     weight_dtype: Text | None = None  # None: the model's own
@@ -280,6 +342,7 @@ class DeploymentSection(Section):
     # Usable KV blocks of a replica, instead of the planned number: vLLM's number less 1 (its null block).
     num_blocks: Count | None = None
     decode: DecodeSection | None = None  # with a decode side, the replicas of this table only prefill
+    groups: list[GroupSection] = Field(default_factory=list)  # unlike replicas behind one router; they have the counts
     speculation: SpeculationTable | None = None  # speculative decoding
     # Whether there is a decode side: false leaves ``decode`` out, true has one without the table, too. None: if there
     # is the table.
@@ -287,15 +350,26 @@ class DeploymentSection(Section):
 
     @property
     def decode_side(self) -> DecodeSection | None:
-        """Return the decode side with its parallelism, or None if every replica prefills and decodes."""
+        """Return the decode side with its hardware, costs, tp and pp, or None if every replica prefills and decodes."""
         if not (self.decode is not None if self.disaggregate is None else self.disaggregate):
             return None
         side = self.decode or DecodeSection()
-        return side.model_copy(update={"tp": side.tp or self.tp, "pp": side.pp or self.pp})
+        own = {key: getattr(side, key) or getattr(self, key) for key in ("gpu", "cost", "tp", "pp")}
+        node = side.node or (self.node if own["gpu"] == self.gpu else None)
+        return side.model_copy(update={**own, "node": node})
+
+    @property
+    def files(self) -> list[str | None]:
+        """Return the names that may be files: model, GPUs, nodes and sources of step times, of all sides and groups."""
+        parts: list[DeploymentSection | DecodeSection | GroupSection] = [self, self.decode_side or self, *self.groups]
+        places = ((one.cost or "").partition(":")[2].partition("#")[0] for one in parts)
+        return [self.model, *(name for one in parts for name in (one.gpu, one.node)), *places]
 
     @property
     def gpus(self) -> int:
         """Return the number of GPUs of all replicas, without a decode side."""
+        if self.groups:
+            return sum((one.tp or self.tp) * (one.pp or self.pp) * one.replicas for one in self.groups)
         return self.tp * self.pp * self.dp * self.replicas
 
     @property
@@ -303,14 +377,13 @@ class DeploymentSection(Section):
         """Return the overhead of the engine's host: one of ``cost.HOST_NAMES``, or a record of seconds."""
         return self.host if isinstance(self.host, str) else costs.HostOverhead(**self.host.model_dump())
 
-    @field_validator("cost")
-    @classmethod
-    def _check_cost(cls, cost: str) -> str:
-        shapes = {(known.partition(":")[0], ":" in known) for known in COST_SOURCES}
-        source, colon, place = cost.partition(":")
-        if (source, bool(place)) not in shapes or (colon and not place):
-            raise ValueError(f"must be one of {', '.join(COST_SOURCES)}")
-        return cost
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if self.groups and self.replicas != 1:
+            raise ValueError(f"with groups, each has its own replicas; leave replicas out (it is {self.replicas})")
+        if self.groups and self.decode_side is not None:
+            raise ValueError("groups are not modelled with a decode side yet; leave groups or decode out")
+        return self
 
     @field_validator("host")
     @classmethod
@@ -501,6 +574,8 @@ class SearchSection(Section):
     )
     rate: Annotated[RequestRate, Field(le=MAX_RATE_RPS)] | None = None  # None: the workload's; for energy, the capacity
     max_gpus: Count | None = None  # of all replicas together; None: no limit
+    max_usd_per_hour: Rate | None = None  # price of all replicas together; None: no limit
+    mixtures: bool = False  # also try two GPU types of the axis gpu behind one router, in all numbers within the budget
     limits: dict[str, Any] = Field(
         default_factory=dict
     )  # ttft.p90 = "2s"; without a bound on waiting, a default applies
@@ -514,6 +589,22 @@ class SearchSection(Section):
     precision: Annotated[NotNan, Field(gt=0, lt=1)] = 0.025
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5
     sensitivity: bool = True
+
+    @model_validator(mode="after")
+    def _check_mixtures(self) -> Self:
+        if not self.mixtures:
+            return self
+        if self.objective not in ("cost_at_rate", "fewest_gpus"):
+            raise ValueError(
+                "mixtures need a rate to serve: the requests per dollar of two kinds of replicas lie between those of "
+                "each kind alone, so that a mixture only pays where whole replicas do not fit the rate; set objective "
+                f'= "cost_at_rate" or "fewest_gpus" (it is "{self.objective}")'
+            )
+        if self.strategy == "bayesian":
+            raise ValueError('mixtures are enumerated; set strategy = "pruned"')
+        if self.max_gpus is None and self.max_usd_per_hour is None:
+            raise ValueError("mixtures need a budget: set max_usd_per_hour or max_gpus")
+        return self
 
 
 class VariantSection(Section):

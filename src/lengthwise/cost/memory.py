@@ -165,12 +165,13 @@ _KERNEL_BLOCK = 16  # smallest block of FlashAttention and FlashInfer, in tokens
 def hybrid_groups(shard: Shard, limits: EngineLimits) -> tuple[KvGroups, int] | None:
     """Return (the groups of vLLM's hybrid KV cache manager, layers of a group), or None if one group has all layers.
 
-    With states (Mamba, linear attention) a block has as many tokens as make it at least as large as a state.
+    With states (Mamba, linear attention) a block has as many tokens as make it at least as large as a state. There are
+    no groups for states with a prefix cache, in which a request has several states (vLLM's mamba_cache_mode "align").
     """
     model, attention = shard.model, shard.model.attention
     local = attention.windowed_layers if attention.window_tokens else 0
     states = attention.linear.layers if attention.linear else 0
-    if not local + states or attention.is_mla or shard.parallel.pp > 1:
+    if not local + states or attention.is_mla or shard.parallel.pp > 1 or (states and limits.enable_prefix_caching):
         return None
     size, *groups = group_layers(model.layers - local - states, local, states)
     block_size = limits.block_size

@@ -44,34 +44,64 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
     """Return the deployment and ``draws`` copies with perturbed cost tables.
 
     In each draw, deployments of the same model and GPU have the same errors, so that they can be compared draw by draw.
-    Both sides of a disaggregated deployment share them, too. If no error is known, there are no copies.
+    Both sides of a disaggregated deployment share them, too, if they have the same GPU, and each group of replicas has
+    those of its own GPU. If no error is known, there are no copies.
     """
-    seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
-    cost, columns = deployment.cost, (*(part for part in PARTS if part != "shared"), "step", "front")
-    if not draws or not _errors(cost, cost.evidence.errors):
+    if deployment.groups:
+        return _mixed_draws(deployment, [comparable_deployments(one, draws) for one in deployment.replica_groups])
+    if not draws or not any(_errors(side.cost, side.cost.evidence.errors) for side in deployment.sides):
         return [deployment]
+    made = [
+        [_scaled(side.cost, side.cost.evidence.errors, one) for one in _normals(side, draws)]
+        for side in deployment.sides
+    ]
+    return [deployment, *(_with_tables(deployment, tables) for tables in zip(*made, strict=True))]
+
+
+def _normals(deployment: Deployment, draws: int) -> list[dict[_Part, float]]:
+    """Return the standard normal values of all parts in each draw, which are those of the model and the GPU."""
+    seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
+    columns = (*(part for part in PARTS if part != "shared"), "step", "front")
     designs = [design(draws, len(columns), seed + index) for index in range(2)]
     rows = [np.stack([of[row] for of in designs]).T.tolist() for row in range(draws)]
     context, shared = (design(draws, 1, seed + offset)[:, 0].tolist() for offset in (2, 3))
     normals = ({(part, k): z for part, pair in zip(columns, row) for k, z in enumerate(pair)} for row in rows)  # noqa: B905
     more = ({(CONTEXT, 0): z, ("shared", 0): of} for z, of in zip(context, shared, strict=True))
-    made = [deployment]
-    for one in map(or_, normals, more):
-        copy = replace(deployment, cost=_scaled(cost, cost.evidence.errors, one))
-        if (side := deployment.decode) is not None:
-            tables = _scaled(side.cost, side.cost.evidence.errors, one)
-            copy = replace(copy, decode=replace(side, cost=tables))
-        made.append(copy)
-    return made
+    return list(map(or_, normals, more))
+
+
+def _with_tables(deployment: Deployment, tables: Sequence[CostTables]) -> Deployment:
+    """Return the deployment with the tables of each side."""
+    made = replace(deployment, cost=tables[0])
+    return made if made.decode is None else replace(made, decode=replace(made.decode, cost=tables[1]))
 
 
 def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
-    """Return ``draws`` copies of the deployment with perturbed tables, also on a separate decode side."""
-    made = [replace(deployment, cost=tables) for tables in perturbed(deployment.cost, draws)]
-    if (decode := deployment.decode) is None:
-        return made
-    others = perturbed(decode.cost, draws) or [decode.cost] * len(made)
-    return [replace(one, decode=replace(decode, cost=tables)) for one, tables in zip(made, others, strict=True)]
+    """Return ``draws`` copies of the deployment with perturbed tables, also on the decode side and in all groups.
+
+    Sides with the same GPU have the same errors, sides with different ones have errors of their own.
+    """
+    if deployment.groups:  # Equal tables of several groups have equal errors.
+        return _mixed_draws(deployment, [perturbed_deployments(one, draws) for one in deployment.replica_groups])
+    sides = deployment.sides
+    made = [perturbed(side.cost, draws, int(side.gpu != deployment.gpu)) for side in sides]
+    most = max(map(len, made))
+    return [
+        _with_tables(deployment, [(of or [side.cost] * most)[draw] for side, of in zip(sides, made, strict=True)])
+        for draw in range(most)
+    ]
+
+
+def _mixed_draws(deployment: Deployment, by_group: Sequence[Sequence[Deployment]]) -> list[Deployment]:
+    """Return the deployment of each draw from those of its groups; a group without known errors has no draws."""
+    count, made = max(map(len, by_group)), []
+    for draw in range(count):
+        first, *others = (
+            copies[draw] if len(copies) == count else group
+            for copies, group in zip(by_group, deployment.replica_groups, strict=True)
+        )
+        made.append(replace(first, groups=tuple(others)))
+    return made
 
 
 def _perturbed(tables: Sequence[CostTables], draws: int, seed: int) -> list[list[CostTables]]:
@@ -173,12 +203,11 @@ def _fp8_block_note(deployment: Deployment) -> str:
 
 def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
     """Return caveats on a deployment's costs as sentences: bad fits, rows not measured, simplified attention."""
-    sides = [side for side in (deployment, deployment.decode) if side is not None]
-    tables = [side.cost for side in sides]
-    notes = [hardware_note(deployment), *map(fit_warning, tables)]
+    tables = [side.cost for side in deployment.sides]
+    notes = [*map(hardware_note, deployment.sides), *map(fit_warning, tables)]
     if any(NOT_MEASURED in one.evidence.source for one in tables):
         notes.append(f"The cost tables rest on {NOT_MEASURED}: their source says which.")
-    notes += map(_fp8_block_note, [deployment, *([deployment.decoding()] if deployment.decode is not None else [])])
+    notes += map(_fp8_block_note, deployment.sides)
     notes += catalog.approximations(deployment.model, in_groups=deployment.kv.groups is not None)
     return tuple(dict.fromkeys(note for note in notes if note))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise import catalog
 from lengthwise.cost.experts import busiest_gpu
 from lengthwise.cost.memory import Shard
 from lengthwise.schema.cost_tables import Floats
@@ -282,7 +283,9 @@ class Operators:
     """The work of a deployment's operators, for one layer or one step, on one GPU."""
 
     def __init__(self, shard: Shard, kernels: Kernels, node: NodeSpec) -> None:
-        self.shard, self.kernels, self.node = shard, kernels, node
+        self.shard, self.node, self.expert_kernels = shard, node, kernels
+        self.kernels = replace(kernels, weight_dtype=catalog.dense_dtype(shard.model, kernels.weight_dtype))
+        self.output_kernels = kernels if shard.model.metadata.fp4_outputs else self.kernels
         self.model, self.tp, self.is_mla = shard.model, shard.parallel.tp, shard.model.attention.is_mla
         self.dp = shard.parallel.dp
         self.wide = kernels.wide_bytes
@@ -345,7 +348,9 @@ class Operators:
                 between = own * (nodes - 1) * (1 - (1 - 1 / nodes) ** k)
             inside, between, latency_s = inside * uneven, between * uneven, DEEPEP_LATENCY_S
             names = ("dispatch", "combine")
-        sent = DISPATCH_BYTES.get(self.kernels.weight_dtype, self.wide) * hidden + 8 * k  # with weights and experts
+        sent = (
+            DISPATCH_BYTES.get(self.expert_kernels.weight_dtype, self.wide) * hidden + 8 * k
+        )  # with weights and experts
         return [
             Work(
                 name,
@@ -512,7 +517,7 @@ class Operators:
             self.kernels.gemm("query projection", tokens, shard.heads * width, rank or hidden),
             self.kernels.stream("rope", 2 * (shard.heads + 1) * attention.rope_head_dim * self.wide * tokens),
             self._up_projection("kv up-projection", tokens),
-            self.kernels.gemm("output projection", tokens, hidden, shard.heads * shard.v_dim),
+            self.output_kernels.gemm("output projection", tokens, hidden, shard.heads * shard.v_dim),
         ]
         if heads := attention.index_heads:  # every GPU has all heads of the indexer
             queries = self.kernels.gemm("indexer projection", tokens, heads * attention.index_head_dim, rank or hidden)
@@ -531,9 +536,9 @@ class Operators:
         hidden, width = self.model.hidden, intermediate / self.tp
         into = 2 if self.model.ffn.gated else 1
         return [
-            self.kernels.gemm("mlp up", tokens, into * width, hidden),
+            self.output_kernels.gemm("mlp up", tokens, into * width, hidden),
             self.kernels.stream("activation", (into + 1) * width * self.wide * tokens),
-            self.kernels.gemm("mlp down", tokens, hidden, width),
+            self.output_kernels.gemm("mlp down", tokens, hidden, width),
         ]
 
     def experts_hit(self, tokens: Any) -> Any:
@@ -555,8 +560,13 @@ class Operators:
         ffn, parallel = self.model.ffn, self.shard.parallel
         if parallel.ep == 1:
             return tokens * ffn.experts_per_token, self.experts_hit(tokens)
-        of = {"experts": ffn.experts, "experts_per_token": ffn.experts_per_token}
-        return busiest_gpu(tokens, **of, ep=parallel.ep, redundant=parallel.redundant_experts)
+        of = {"experts": ffn.experts, "experts_per_token": ffn.experts_per_token, "ep": parallel.ep}
+        rows, hit = busiest_gpu(tokens, **of, redundant=parallel.redundant_experts)
+        # The drawn popularities agree with the default routing_power; another one hits as many as other tokens do.
+        if (power := self.kernels.curves.routing_power) != CURVES.routing_power:
+            others = np.maximum(tokens, 1.0) ** (power / CURVES.routing_power)
+            hit = np.minimum(tokens, 1.0) * busiest_gpu(others, **of, redundant=parallel.redundant_experts)[1]
+        return rows, hit
 
     def experts(self, tokens: Any, activated: Any, rows: Any = None) -> list[Work]:
         """Return the work of an MoE layer's router and experts. The tokens activate ``activated`` experts.
@@ -572,9 +582,9 @@ class Operators:
         is_gathered = self.shard.parallel.all2all_backend == "allgather_reducescatter"
         works = [
             self.kernels.gemm("router", tokens, ffn.experts, hidden, wide=True),
-            self.kernels.grouped_gemm("experts up", rows, activated, into * width, hidden),
+            self.expert_kernels.grouped_gemm("experts up", rows, activated, into * width, hidden),
             self.kernels.stream("expert activation", (into + 1) * width * self.wide * (every if is_gathered else rows)),
-            self.kernels.grouped_gemm("experts down", rows, activated, hidden, width),
+            self.expert_kernels.grouped_gemm("experts down", rows, activated, hidden, width),
         ]
         if self.shard.parallel.ep > 1 and is_gathered:
             works.append(self.kernels.stream("expert sum", hidden * self.wide * every))

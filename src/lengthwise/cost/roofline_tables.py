@@ -12,7 +12,7 @@ import numpy as np
 
 from lengthwise import catalog
 from lengthwise.cost.memory import shard_of
-from lengthwise.cost.operator_work import Operators, Work, kernels_of
+from lengthwise.cost.operator_work import Curves, Operators, Work, kernels_of
 from lengthwise.schema.cost_tables import CostEvidence, CostTables, Floats, Front, Ints, PartError, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -182,13 +182,15 @@ def roofline(
     limits: EngineLimits,
     max_model_len: int,
     host: HostOverhead = HostOverhead(),
+    curves: Curves | None = None,
 ) -> CostTables:
     """Build cost tables (rule PER_REQUEST) as sums of the roofline times of all operators.
 
     The axes hold tokens up to the largest step or prompt, contexts up to ``max_model_len``, sequences up to
-    ``max_num_seqs``, and the KV tokens of these, at most 2**24. Raises InputError if the model cannot be split.
+    ``max_num_seqs``, and the KV tokens of these, at most 2**24. ``curves`` replace the constants of the kernels. Raises
+    InputError if the model cannot be split.
     """
-    ops = _operators_of(model, gpu, node, parallel, limits)
+    ops = operators_of(model, gpu, node, parallel, limits, curves)
     tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1)
     seqs = np.arange(limits.max_num_seqs + 1)
     chunk = grid_axis(max(limits.max_num_batched_tokens, max_model_len))
@@ -236,7 +238,7 @@ def operators(
     if min(counts) < 0 or any(chunk < 1 for chunk, _ in prefill) or not (decode_seqs or prefill):
         problem = f"it is decode_seqs={decode_seqs}, kv_tokens={kv_tokens}, prefill={list(prefill)}"
         raise InputError(f"a step must hold a sequence or a chunk of a prompt, and no negative counts; {problem}")
-    ops = _operators_of(model, gpu, node, parallel, limits)
+    ops = operators_of(model, gpu, node, parallel, limits)
     tokens, seqs = decode_seqs + sum(chunk for chunk, _ in prefill), decode_seqs + len(prefill)
     layers, stages = model.layers, parallel.pp
     works = [("embedding", 1, ops.embedding(tokens)), ("layer", layers, ops.layer(tokens))]
@@ -263,11 +265,18 @@ def operators(
     return merged
 
 
-def _operators_of(
-    model: ModelSpec, gpu: GpuSpec, node: NodeSpec, parallel: Parallelism, limits: EngineLimits
+def operators_of(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    node: NodeSpec,
+    parallel: Parallelism,
+    limits: EngineLimits,
+    curves: Curves | None = None,
 ) -> Operators:
+    """Return the operators of one GPU, with the constants of ``curves``; None: those of the GPU."""
     shard = shard_of(model, parallel, limits)
-    return Operators(shard, kernels_of(gpu, shard.weight_dtype), node)
+    kernels = kernels_of(gpu, shard.weight_dtype)
+    return Operators(shard, replace(kernels, curves=curves) if curves else kernels, node)
 
 
 def _seconds_table(works: Callable[..., list[Work]], *axes: Ints) -> Floats:

@@ -1,10 +1,13 @@
 from .deployment_builder import COST_SOURCES as COST_SOURCES
 from .deployment_builder import deploy as deploy
 from .deployment_builder import disaggregate as disaggregate
+from .deployment_builder import kv_transfer_between as kv_transfer_between
 from .deployment_builder import kv_transfer_over as kv_transfer_over
+from .deployment_builder import mix as mix
 from .outcome import gap_edges as gap_edges
 from .setup import check_router as check_router
 from .simulation import on_compile as on_compile
 from .simulation import ready as ready
 from .simulation import simulate as simulate
 from .simulation import warm_up as warm_up
+from .step_time import service_rate as service_rate

@@ -5,7 +5,14 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.cost._lookup import decode_attention, entry, masked_attention, merged_prefills, prefill_attention
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._kernel_groups import assign_return_number, free_skipped, join, needed_blocks, remove_partial
+from lengthwise.engine._kernel_groups import (
+    assign_return_number,
+    free_skipped,
+    frees_contents,
+    join,
+    needed_blocks,
+    remove_partial,
+)
 from lengthwise.engine._kernel_memory import (
     add_prompt,
     blocks_to_admit,
@@ -18,9 +25,10 @@ from lengthwise.engine._kernel_memory import (
     serve_in_order,
     slots_end,
     split_off,
+    take_in_order,
     update_ranks,
 )
-from lengthwise.engine._kernel_prefix import cache_blocks, count_shared, find_cached, reuse_found
+from lengthwise.engine._kernel_prefix import cache_blocks, count_shared, find_cached, reuse_found, taken_blocks
 from lengthwise.engine._kernel_queue import predicted_total, queue_pop, queue_push, remaining_of
 from lengthwise.engine._kernel_speculation import take_decodes as take_speculating
 from lengthwise.engine._kernel_tiers import (
@@ -276,7 +284,7 @@ def _serve_one_by_one(S, r, now_s, tokens, rank, victim):
 
 
 @jit
-def _take_decodes(S, r, now_s, flags, tokens, rank, victim):  # noqa: C901  one sequence
+def _take_decodes(S, r, now_s, flags, tokens, rank, victim):  # noqa: C901, PLR0912  one sequence
     rep, w = S.replicas[r], S.work[0]
     group = S.groups[rep.idle_group]
     if group.members == 0:
@@ -294,10 +302,13 @@ def _take_decodes(S, r, now_s, flags, tokens, rank, victim):  # noqa: C901  one 
         if taken == 0:
             return
     elif group.members <= limit and rep.free_blocks - need >= reserve:
-        rep.free_blocks -= need
-        if params.hybrid == 1:
-            rep.free_blocks += free_skipped(S, rep.idle_group)
         taken = group.members
+        if frees_contents(S, rep.idle_group, group.steps):
+            take_in_order(S, r, now_s, victim)
+        else:
+            rep.free_blocks -= need
+            if params.hybrid == 1:
+                rep.free_blocks += free_skipped(S, rep.idle_group)
     elif params.vllm_priority == 1:
         _serve_one_by_one(S, r, now_s, tokens, rank, victim)
         return
@@ -359,8 +370,11 @@ def chunk_for(S, context, preempted_before, prompt_budget, flags):
 def _take_blocks(S, r, q, blocks, found, tokens):
     """Give an admitted request ``blocks`` blocks, ``found`` of them cached, and cache those of its first ``tokens``."""
     params = S.params[S.replicas[r].side]
-    S.replicas[r].free_blocks -= blocks - found
+    S.replicas[r].free_blocks -= blocks - taken_blocks(S, found)
     q.blocks = blocks
+    if params.hybrid == 1:
+        q.skipped = S.work[0].found_skipped
+        q.boundary = S.work[0].found_boundary
     if found > 0:
         reuse_found(S, r, q, found)
         q.prefilled = found * params.block_size

@@ -13,6 +13,7 @@ The heap has the step at which this begins, or at which the next chunk of attent
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
+from lengthwise.engine._kernel_prefix import skip_blocks
 
 _SHIFT = 32
 _MASK = (1 << _SHIFT) - 1
@@ -103,15 +104,26 @@ def free_skipped(S, g):
     return freed
 
 
+@jit
+def frees_contents(S, g, steps):
+    """Return whether members free blocks that may have contents when the group has made so many steps."""
+    params = S.params[0]
+    caches = params.hybrid == 1 and params.prefix_caching == 1
+    return caches and (S.groups[g].surplus != 0 or S.block_frees[g, steps % params.block_size] > 0)
+
+
 @jit_cold
 def needed_blocks(S, r, q, end):
     """Free a resident's blocks before its window. Return how many it needs for ``end`` tokens."""
     rep, params = S.replicas[r], S.params[0]
     skipped = skipped_blocks(S, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
-    freed = (skipped - q.skipped) * params.local_groups
-    rep.free_blocks += freed
-    q.blocks -= freed
-    q.skipped = skipped
+    if params.prefix_caching == 1:
+        q.blocks -= skip_blocks(S, r, q, skipped)
+    else:
+        freed = (skipped - q.skipped) * params.local_groups
+        rep.free_blocks += freed
+        q.blocks -= freed
+        q.skipped = skipped
     S.groups[rep.idle_group].surplus -= q.surplus
     q.surplus = 0
     return max(0, resident_blocks(S, q, end) - q.blocks)
@@ -127,7 +139,8 @@ def resident_blocks(S, q, tokens):
 
 @jit_cold
 def _update_blocks(S, q):
-    q.skipped = skipped_blocks(S, q.prompt + q.generated - 2)
+    if S.params[0].prefix_caching == 0:  # Else every block that leaves the window is freed by itself.
+        q.skipped = skipped_blocks(S, q.prompt + q.generated - 2)
     q.blocks = resident_blocks(S, q, q.prompt + q.generated - 1)
     q.surplus = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._kernel_groups import join, member, needed_blocks, remove, remove_partial, update
+from lengthwise.engine._kernel_groups import join, member, needed_blocks, remove, remove_partial, skipped_blocks, update
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, release_blocks
 from lengthwise.engine._kernel_queue import (
     key_of,
@@ -52,7 +52,7 @@ def end_request(S, r, slot, status, now_s):
 @jit
 def free_blocks_of(S, r, q, has_ended):
     """Free the blocks of a request that has ended or is preempted. Call ``update`` first for a member of a group."""
-    if S.params[0].prefix_caching > 0 and q.blocks > 0 and S.replicas[r].side == 0:
+    if S.params[0].prefix_caching > 0 and q.blocks > 0 and S.replicas[r].side != 1:
         if has_ended or S.params[0].prefix_caching != RADIX:
             cache_blocks(S, r, q, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
         release_blocks(S, r, q, q.blocks)
@@ -430,16 +430,7 @@ def order_victims(S, r, now_s, victim):
         slot = _idle(S, r, at)
         if S.slots[slot].blocks == 0:  # It has been preempted, and its last token is in flight.
             continue
-        key, return_number, i = key_of(S, victim, now_s, S.slots[slot]), S.slots[slot].return_number, count
-        while i > 0 and (S.tmp_key[i - 1] > key or (S.tmp_key[i - 1] == key and S.tmp_tie[i - 1] > return_number)):
-            S.tmp_key[i] = S.tmp_key[i - 1]
-            S.tmp_tie[i] = S.tmp_tie[i - 1]
-            S.tmp_slot[i] = S.tmp_slot[i - 1]
-            i -= 1
-        S.tmp_key[i] = key
-        S.tmp_tie[i] = return_number
-        S.tmp_slot[i] = slot
-        count += 1
+        count = _insert_victim(S, count, slot, key_of(S, victim, now_s, S.slots[slot]))
     return count
 
 
@@ -508,6 +499,42 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
         S.tmp_slot[claimed] = slot
         claimed += 1
     return claimed
+
+
+@jit_cold
+def take_in_order(S, r, now_s, victim):
+    """Free the blocks before the windows of idle decodes, and take their next blocks, in the order of victims.
+
+    The blocks suffice in any order, but which contents are evicted depends on it.
+    """
+    rep, block_size, count = S.replicas[r], S.params[0].block_size, 0
+    g = rep.idle_group
+    for at in range(S.groups[g].members):
+        slot = member(S, g, at)
+        q = S.slots[slot]
+        computed = q.prompt + q.generated + S.groups[g].steps - q.join_step - 1
+        if computed % block_size == 0 or skipped_blocks(S, computed) > q.skipped:
+            update(S, g, slot)
+            count = _insert_victim(S, count, slot, key_of(S, victim, now_s, q))
+    for i in range(count):
+        q = S.slots[S.tmp_slot[i]]
+        need = needed_blocks(S, r, q, q.prompt + q.generated)  # which frees blocks, too
+        rep.free_blocks -= need
+
+
+@jit
+def _insert_victim(S, count, slot, key):
+    """Insert a request into the ``count`` ones of ``tmp_slot``, the next victim last. Return their number."""
+    return_number, i = S.slots[slot].return_number, count
+    while i > 0 and (S.tmp_key[i - 1] > key or (S.tmp_key[i - 1] == key and S.tmp_tie[i - 1] > return_number)):
+        S.tmp_key[i] = S.tmp_key[i - 1]
+        S.tmp_tie[i] = S.tmp_tie[i - 1]
+        S.tmp_slot[i] = S.tmp_slot[i - 1]
+        i -= 1
+    S.tmp_key[i] = key
+    S.tmp_tie[i] = return_number
+    S.tmp_slot[i] = slot
+    return count + 1
 
 
 @jit_cold
@@ -658,7 +685,9 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
     rep, q = S.replicas[r], S.slots[slot]
     params = S.params[rep.side]
     if params.hybrid == 1:
-        return _blocks_in_groups(S, q.context, chunk, rep.free_blocks, S.running[r])
+        w = S.work[0]
+        free_blocks = rep.free_blocks + shared
+        return _blocks_in_groups(S, q.context, chunk, free_blocks, S.running[r], w.found_length, w.found_skipped)
     peak = _peak_tokens(S, r, slot) if params.needs_peak == 1 else 0
     chunk = slots_end(S, chunk)
     free_blocks = rep.free_blocks + shared + q.blocks
@@ -671,7 +700,7 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
     minimum = q.context if q.swapped == 1 else chunk
     blocks = max(blocks, (minimum + params.block_size - 1) // params.block_size, q.blocks)
     if blocks > free_blocks:
-        S.counters[0].problem = BAD_MEMORY if rep.side == 0 else BAD_DECODE_MEMORY
+        S.counters[0].problem = BAD_DECODE_MEMORY if rep.side == 1 else BAD_MEMORY
         S.counters[0].problem_value = blocks
         return -1
     return blocks
@@ -679,10 +708,10 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
 
 @jit
 def blocks_when_empty(S, side, context, chunk, predicted, peak, memory):
-    """Return a request's blocks on an empty replica of ``side`` (0: prefill, 1: decode), or -1 if it is refused."""
+    """Return a request's blocks on an empty replica of a side (row of parameters), or -1 if it is refused."""
     params = S.params[side]
     if params.hybrid == 1:
-        return _blocks_in_groups(S, context, chunk, params.total_blocks, 0)
+        return _blocks_in_groups(S, context, chunk, params.total_blocks, 0, 0, 0)
     return memory(
         context, chunk, predicted, params.max_model_len, params.block_size, params.total_blocks, params.total_blocks,
         params.watermark_blocks, 0, peak,
@@ -690,13 +719,15 @@ def blocks_when_empty(S, side, context, chunk, predicted, peak, memory):
 
 
 @jit_cold
-def _blocks_in_groups(S, context, chunk, free_blocks, num_running):
-    """Do as the memory policy ``paged_by_chunk``, with several KV cache groups of layers."""
+def _blocks_in_groups(S, context, chunk, free_blocks, num_running, found, skipped):
+    """Do as the memory policy ``paged_by_chunk``, with several KV cache groups of layers (``KvGroups.required``)."""
     params = S.params[0]
     blocks = params.attention_groups * ((chunk + params.block_size - 1) // params.block_size) + params.state_groups
+    blocks -= params.local_groups * skipped
     needed = (context + params.block_size - 1) // params.block_size
     required = (params.attention_groups - params.local_groups) * needed + params.state_groups
-    left = free_blocks - max(blocks, required + params.local_groups * min(needed, params.local_cap))
+    local = max(min(needed, params.local_cap), found) - skipped
+    left = free_blocks - max(blocks, required + params.local_groups * local)
     return -1 if left < 0 or (num_running > 0 and left < params.watermark_blocks) else blocks
 
 

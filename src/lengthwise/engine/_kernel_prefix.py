@@ -118,6 +118,8 @@ def find_cached(S, r, q):
     most = (q.prompt + q.generated - 1) // S.params[S.replicas[r].side].block_size
     if S.params[0].prefix_caching == RADIX:
         return match_prefix(S, r, q.index, most)
+    if S.params[0].hybrid == 1:
+        return _find_in_groups(S, r, q.index, most)
     found, shared, base = 0, 0, S.request_blocks_start[q.index]
     for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
         for node in range(S.node_first[run], S.node_first[run] + min(S.node_length[run], most - found)):
@@ -131,6 +133,78 @@ def find_cached(S, r, q):
 
 
 @jit_cold
+def _find_in_groups(S, r, i, most):  # noqa: C901  one sequence
+    """Do as ``find_cached`` with up to ``most`` blocks of request ``i`` in KV cache groups (``GroupPool.find``)."""
+    w, params, base, found = S.work[0], S.params[0], S.request_blocks_start[i], 0
+    groups, local = params.attention_groups, params.local_groups
+    for run in range(S.node_start[i], S.node_start[i + 1]):
+        if found == most:
+            break
+        for node in range(S.node_first[run], S.node_first[run] + min(S.node_length[run], most - found)):
+            for g in range(groups):
+                block = S.cache_table[r, place_of(S, r, node * groups + g)]
+                S.request_blocks[base + found * groups + g] = block
+                if g >= local and block == NONE:
+                    most = found
+            if found == most:
+                break
+            found += 1
+    longest, length, first = found, found, 0
+    if local > 0:
+        length, first = _find_local(S, base, found)
+        while length < found and groups == local:  # Without full attention, until the length stays.
+            found = length
+            length, first = _find_local(S, base, found)
+    w.found_length = length
+    w.found_skipped = first
+    w.found_boundary = longest if groups > local and longest > length else 0
+    shared = 0
+    for k in range(length):
+        for g in range(groups):
+            if g < local and k < first:
+                S.request_blocks[base + k * groups + g] = NONE
+            else:
+                shared += S.cached[r, S.request_blocks[base + k * groups + g]].holders > 0
+    return length, shared
+
+
+@jit_cold
+def _find_local(S, base, count):
+    """Return (how many of the first ``count`` blocks local groups have found, those of them that they lack before)."""
+    params, run = S.params[0], 0
+    if params.chunked_local == 1:
+        first = count * params.block_size // params.local_tokens * params.local_tokens // params.block_size
+        length = first
+        while length < count and _has_local(S, base, length):
+            length += 1
+        return length, first
+    for k in range(count - 1, -1, -1):
+        if not _has_local(S, base, k):
+            run = 0
+            continue
+        run += 1
+        if run >= params.window_blocks:
+            return k + run, k
+    return run, 0
+
+
+@jit
+def _has_local(S, base, k):
+    groups = S.params[0].attention_groups
+    missing = 0
+    for g in range(S.params[0].local_groups):
+        missing += S.request_blocks[base + k * groups + g] == NONE
+    return missing == 0
+
+
+@jit
+def taken_blocks(S, found):
+    """Return how many blocks a request has whose first ``found`` blocks are cached (in every KV cache group)."""
+    params = S.params[0]
+    return params.attention_groups * found - params.local_groups * S.work[0].found_skipped
+
+
+@jit_cold
 def reuse_found(S, r, q, found):
     """Count the request as a user of the ``found`` blocks of ``find_cached``. Blocks without users were free before."""
     q.cached = found
@@ -139,7 +213,9 @@ def reuse_found(S, r, q, found):
         hold(S, r, q.cached_segment, 1)
         return
     base = S.request_blocks_start[q.index]
-    for k in range(found):
+    for k in range(found * S.params[0].attention_groups):
+        if S.request_blocks[base + k] == NONE:
+            continue
         entry = S.cached[r, S.request_blocks[base + k]]
         if entry.holders == 0:
             unlink(S, r, S.request_blocks[base + k])
@@ -160,16 +236,71 @@ def cache_blocks(S, r, q, tokens):
         if q.cached >= full:
             return
         while q.cached < min(full, passed + S.node_length[run]):
+            if S.params[0].hybrid == 1:
+                _cache_in_groups(S, r, q, S.node_first[run] + q.cached - passed)
+                q.cached += 1
+                continue
             S.request_blocks[base + q.cached] = add_content(S, r, S.node_first[run] + q.cached - passed)
             q.cached += 1
         passed += S.node_length[run]
 
 
 @jit_cold
+def _cache_in_groups(S, r, q, node):
+    """Give block ``q.cached`` of a request the content ``node``; in windows only where a later request can continue."""
+    params, k = S.params[0], q.cached
+    groups, base = params.attention_groups, S.request_blocks_start[q.index]
+    replay = (S.prompt[q.index] - 1) // params.block_size
+    is_needed = params.chunked_local == 1 or replay - params.window_blocks <= k < replay
+    is_needed = is_needed or q.boundary - params.window_blocks <= k < q.boundary
+    for g in range(groups):
+        has_content = is_needed or g >= params.local_groups
+        S.request_blocks[base + k * groups + g] = add_content(S, r, node * groups + g) if has_content else NONE
+
+
+@jit_cold
+def skip_blocks(S, r, q, end):
+    """Free a request's blocks up to ``end`` in local groups, before their windows. Return how many it had."""
+    params = S.params[0]
+    groups, base, first = params.attention_groups, S.request_blocks_start[q.index], q.skipped
+    if end <= first:
+        return 0
+    if params.chunked_local == 1:  # Its decodes have filled blocks that get their contents at the latest now.
+        cache_blocks(S, r, q, end * params.block_size)
+    evict_excess(S, r)
+    for g in range(params.local_groups):
+        for k in range(end - 1, first - 1, -1):
+            if k >= q.cached or S.request_blocks[base + k * groups + g] == NONE:
+                S.replicas[r].free_blocks += 1
+                continue
+            _release_one(S, r, S.request_blocks[base + k * groups + g])
+            S.request_blocks[base + k * groups + g] = NONE
+    q.skipped = end
+    return (end - first) * params.local_groups
+
+
+@jit
+def _release_one(S, r, block):
+    S.cached[r, block].holders -= 1
+    if S.cached[r, block].holders == 0:
+        append(S, r, block)
+        S.replicas[r].free_blocks += 1
+
+
+@jit_cold
 def release_blocks(S, r, q, blocks):
     """Free ``blocks`` blocks of a request, of which the first ``q.cached`` have contents."""
     evict_excess(S, r)
-    rep, base = S.replicas[r], S.request_blocks_start[q.index]
+    rep, base, groups = S.replicas[r], S.request_blocks_start[q.index], S.params[0].attention_groups
+    if S.params[0].hybrid == 1:
+        for g in range(groups):
+            for k in range(q.cached - 1, -1, -1):
+                if S.request_blocks[base + k * groups + g] != NONE:
+                    _release_one(S, r, S.request_blocks[base + k * groups + g])
+                    blocks -= 1
+        rep.free_blocks += blocks
+        q.cached = 0
+        return
     rep.free_blocks += blocks - q.cached
     if S.params[0].prefix_caching == RADIX:
         hold(S, r, q.cached_segment, -1)
@@ -178,11 +309,7 @@ def release_blocks(S, r, q, blocks):
         q.inserted = 0
         return
     for k in range(q.cached - 1, -1, -1):
-        block = S.request_blocks[base + k]
-        S.cached[r, block].holders -= 1
-        if S.cached[r, block].holders == 0:
-            append(S, r, block)
-            rep.free_blocks += 1
+        _release_one(S, r, S.request_blocks[base + k])
     q.cached = 0
 
 
@@ -201,6 +328,8 @@ def count_shared(S, r, q):
 def count_cached(S, r, i):
     """Return how many blocks of the prompt of request ``i``, from the first on, are in row ``r`` of the pools."""
     count, most = 0, S.prompt[i] // S.params[0].block_size
+    if S.params[0].hybrid == 1 and r < S.params[0].replicas:
+        return _find_in_groups(S, r, i, most)[0]
     for run in range(S.node_start[i], S.node_start[i + 1]):
         for node in range(S.node_first[run], S.node_first[run] + min(S.node_length[run], most - count)):
             if S.cache_table[r, place_of(S, r, node)] == NONE:

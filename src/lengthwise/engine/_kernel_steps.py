@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.cost._lookup import decode_attention, entry, masked_attention, merged_prefills, prefill_attention
+from lengthwise.cost._lookup import (
+    PackedCost,
+    decode_attention,
+    entry,
+    masked_attention,
+    merged_prefills,
+    prefill_attention,
+)
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import (
     advance,
     assign_return_number,
     free_skipped,
+    frees_contents,
     join,
     member,
     merge,
@@ -102,6 +110,8 @@ def record_rank(S, r, now_s, end_s, shared_s):
 @jit
 def _run_stages(S, D, r, now_s, kv_tokens):
     w = S.work[0]
+    if S.replicas[r].side > 1:
+        return _run_stages_of_group(S, r, now_s, kv_tokens)
     if S.replicas[r].side == 1:
         return _pipeline_by_stage(S, D.cost, D.other, D.stage_other, r, now_s, kv_tokens), 0.0, 0
     prefill_s, pairs, completed = _prompts_cost(S, S.cost)
@@ -113,7 +123,34 @@ def _run_stages(S, D, r, now_s, kv_tokens):
     if S.params[0].speculates == 1:
         decode_s = verification_s(S, decode_s, kv_tokens)
         start_drafts(S, r, kv_tokens, _prompts_cost(S, S.draft_cost)[0])
-    return _pipeline(S, r, now_s, prefill_s, decode_s), pairs, completed
+    return _pipeline(S, S.cost, r, now_s, prefill_s, decode_s), pairs, completed
+
+
+@jit_cold
+def _run_stages_of_group(S, r, now_s, kv_tokens):
+    """Do as ``_run_stages`` on a replica of a further group, whose costs are a part of ``State.group_costs``."""
+    at, costs = S.replicas[r].side - 2, S.group_costs
+    size = S.group_sizes[at]
+    cost = PackedCost(
+        costs.by_tokens[at, : size[0]],
+        costs.tokens_slope[at],
+        costs.by_seqs[at, : size[1]],
+        costs.seqs_slope[at],
+        costs.prefill[at, : size[2], : size[3]],
+        costs.decode[at, : size[4], : size[5]],
+        costs.stage_layers[at, : size[6]],
+        size[9] == 1,
+        size[10],
+        costs.scalars[at, 0],
+        costs.beside_prompts[at, : size[7], : size[8]],
+        size[11] == 1,
+        costs.scalars[at, 1],
+    )
+    prefill_s, pairs, completed = _prompts_cost(S, cost)
+    decode_s = decode_attention(cost, S.work[0].decodes, kv_tokens, S.work[0].prompts)
+    if cost.masked_s > 0.0:
+        prefill_s, decode_s = _with_masked_pairs(S, cost, kv_tokens, prefill_s, decode_s)
+    return _pipeline(S, cost, r, now_s, prefill_s, decode_s), pairs, completed
 
 
 @jit
@@ -152,8 +189,8 @@ def _with_masked_pairs(S, cost, kv_tokens, prefill_s, decode_s):
 
 
 @jit
-def _pipeline(S, r, now_s, prefill_s, decode_s):
-    rep, w, cost = S.replicas[r], S.work[0], S.cost
+def _pipeline(S, cost, r, now_s, prefill_s, decode_s):
+    rep, w = S.replicas[r], S.work[0]
     layer_s, comm_s, embedding_s, send_s, head_s, host_s = _table_rows(S, cost)
     last = len(cost.stage_layers) - 1
     end_s, layers, added_s = now_s, 0.0, host_s
@@ -568,7 +605,7 @@ def _queue_for_decode(S, D, r, slot, now_s, rank, router):
     to = router(
         q.index, a, b, S.prompt[q.index], previous_replica(D.routed, D.previous_turn, q.index),
         S.params[1].total_blocks, D.decode_waiting, D.decode_running, D.decode_outstanding, D.decode_free_blocks,
-        S.no_tokens, S.no_tokens,
+        S.no_tokens, S.no_tokens, D.service_rate,
     )  # fmt: skip
     if to < 0 or to >= S.params[0].decode_replicas:
         S.counters[0].problem = BAD_DECODE_ROUTE
@@ -696,7 +733,7 @@ def can_repeat(S, r, end_s, until_s):
     need = S.block_needs[g, (group.steps + 1) % params.block_size]
     if params.hybrid == 1:
         need *= params.attention_groups
-    return rep.free_blocks - need >= 1
+    return rep.free_blocks - need >= 1 and not frees_contents(S, g, group.steps + 1)
 
 
 @jit

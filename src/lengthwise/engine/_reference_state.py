@@ -14,6 +14,7 @@ from lengthwise.engine.kernel_layout import SERIES_COLUMNS, gap_bin
 from lengthwise.engine.setup import Params, Setup
 from lengthwise.engine.step_time import NO_COST, CostReader, Drafts, StepCost
 from lengthwise.policy.reservation import MemoryGate
+from lengthwise.schema.deployment import KvGroups
 
 
 @dataclass
@@ -131,6 +132,122 @@ class BlockPool:
             if block.holders == 0:
                 self.evictable[block] = None
                 self.free += 1
+
+
+@dataclass
+class GroupPrefix:
+    """The first ``length`` blocks of a request in every group: by group the cached ones, None for any other.
+
+    A later request can continue after ``boundaries`` blocks: before the last token of the prompt, and where full
+    attention had a longer prefix than the windows.
+    """
+
+    tables: list[list[CachedBlock | None]]
+    length: int
+    boundaries: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return sum(block is not None for table in self.tables for block in table)
+
+    def skipped(self, local: int) -> int:
+        """Return how many first blocks the ``local`` groups lack."""
+        return sum(block is None for block in self.tables[0]) if local else 0
+
+
+class GroupPool:
+    """The KV blocks of a replica whose layers form KV cache groups (vLLM 0.32, v1/core/kv_cache_coordinator.py).
+
+    Every group has blocks and contents of its own; groups of windows or chunks come first, as their layers do in the
+    models. A prefix is found if all groups have it: full attention every block, windows those of the last window, and
+    chunks those of the last chunk. Windows give contents only to the blocks that one of ``boundaries`` needs
+    (prefix_cache_retention_interval 0).
+    """
+
+    caches_when = BlockPool.caches_when
+
+    def __init__(self, blocks: int, groups: KvGroups) -> None:
+        self.pool, self.groups, self.number = BlockPool(blocks), groups, groups.local + groups.full
+        self.take = self.pool.take
+
+    @property
+    def free(self) -> int:
+        """Return the number of blocks that no request uses, with and without content."""
+        return self.pool.free
+
+    def _has(self, node: int, groups: range) -> bool:
+        return all(node * self.number + g in self.pool.copies for g in groups)
+
+    def find(self, nodes: list[int]) -> GroupPrefix:
+        """Return the longest prefix of the nodes that all groups have."""
+        local, every = self.groups.local, range(self.number)
+        full = longest = len(list(takewhile(lambda node: self._has(node, every[local:]), nodes)))
+        length, first = self._find_local(nodes[:full])
+        while length < full and not self.groups.full:  # Without full attention, until the length stays.
+            full = length
+            length, first = self._find_local(nodes[:full])
+        tables: list[list[CachedBlock | None]] = []
+        for g in every:
+            start = first if g < local else 0
+            found = [self.pool.copies[node * self.number + g][0] for node in nodes[start:length]]
+            tables.append([*[None] * start, *found])
+        return GroupPrefix(tables, length, (longest,) if self.groups.full and longest > length else ())
+
+    def _find_local(self, nodes: list[int]) -> tuple[int, int]:
+        """Return (blocks that local groups have found, those of them that they lack because they lie before)."""
+        groups, size = self.groups, self.groups.block_size
+        if not groups.local:
+            return len(nodes), 0
+        has = [self._has(node, range(groups.local)) for node in nodes]
+        if groups.chunked:
+            first = len(nodes) * size // groups.local_tokens * groups.local_tokens // size
+            return first + len(list(takewhile(bool, has[first:]))), first
+        run = 0
+        for k in reversed(range(len(nodes))):
+            run = run + 1 if has[k] else 0
+            if has[k] and run >= groups.window_blocks:
+                return k + run, k
+        return run, 0
+
+    def count(self, nodes: list[int]) -> int:
+        """Return how many of the nodes, from the first on, are found."""
+        return self.find(nodes).length
+
+    def in_use(self, prefix: GroupPrefix, requests: int = 1) -> int:
+        """Return how many blocks of the prefix at least ``requests`` requests use."""
+        return self.pool.in_use(self._blocks(prefix), requests)
+
+    def hold(self, found: GroupPrefix) -> None:
+        """Count one more request that uses the prefix."""
+        self.pool.hold(self._blocks(found))
+
+    def _blocks(self, prefix: GroupPrefix) -> list[CachedBlock]:
+        return [block for table in prefix.tables for block in table if block]
+
+    def cache(self, cached: GroupPrefix, nodes: list[int], _prompt_blocks: int, _priority: int) -> GroupPrefix:
+        """Give a request's first blocks the contents ``nodes``, in windows only those that a boundary needs."""
+        groups = self.groups
+        for k in range(cached.length, len(nodes)):
+            is_needed = groups.chunked or any(end - groups.window_blocks <= k < end for end in cached.boundaries)
+            for g, table in enumerate(cached.tables):
+                block = CachedBlock(nodes[k] * self.number + g) if g >= groups.local or is_needed else None
+                if block:
+                    self.pool.copies.setdefault(block.node, []).append(block)
+                table.append(block)
+        cached.length = max(cached.length, len(nodes))
+        return cached
+
+    def skip(self, cached: GroupPrefix, first: int, end: int) -> None:
+        """Free a request's blocks from ``first`` up to ``end`` in the local groups, before their windows."""
+        for table in cached.tables[: self.groups.local]:
+            found = [block for block in table[first:end] if block]
+            self.pool.release(found, end - first - len(found))
+            table[first:end] = [None] * len(table[first:end])
+
+    def release(self, cached: GroupPrefix, others: int = 0) -> None:
+        """Free a request's blocks, of which ``others`` have no content."""
+        self.pool.free += others
+        for table in cached.tables:
+            self.pool.release([block for block in table if block])
 
 
 @dataclass(eq=False)
@@ -711,6 +828,8 @@ class Replica:
         blocks, limits = setup.params.total_blocks, setup.deployment.limits
         is_radix = limits.enable_prefix_caching and limits.prefix_cache == "sglang"
         self.pool: Any = RadixCache(blocks, limits.radix_eviction_policy) if is_radix else BlockPool(blocks)
+        if (groups := setup.deployment.kv.groups) is not None:
+            self.pool = GroupPool(blocks, groups)
         hide_host = setup.params.hide_host
         self.cost = CostReader(setup.deployment.cost, by_stage=setup.first_replica > 0, hide_host=hide_host)
         self.idle: list[Request] = []

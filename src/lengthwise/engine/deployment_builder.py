@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lengthwise import catalog, policy
@@ -225,15 +226,13 @@ def disaggregate(prefill: Deployment, decode: Deployment, kv_transfer: KVTransfe
     Args:
         prefill: Prefill side. Its router chooses where a request is prefilled.
         decode: Decode side. Its router chooses where a request is decoded.
-        kv_transfer: Transfer of the KV cache. None uses the links between two replicas (``kv_transfer_over``).
+        kv_transfer: Transfer of the KV cache. None uses the links of two replicas (``kv_transfer_between``).
 
     Raises:
-        InputError: The sides differ in model, GPU or block size, or one of them already has a decode side.
+        InputError: The sides differ in model or block size, or one of them already has a decode side.
     """
-    for name in ("model", "gpu"):
-        first, second = getattr(prefill, name), getattr(decode, name)
-        if first != second:
-            raise InputError(f"both sides must have one {name}; they have {first.name} and {second.name}")
+    if prefill.model != decode.model:
+        raise InputError(f"both sides must have one model; they have {prefill.model.name} and {decode.model.name}")
     prefill.require_one_side("the prefill side")
     decode.require_one_side("the decode side")
     prefill.require_no_speculation("disaggregation")
@@ -253,21 +252,57 @@ def disaggregate(prefill: Deployment, decode: Deployment, kv_transfer: KVTransfe
         limits=decode.limits,
         cost=decode.cost,
         kv=decode.kv,
-        kv_transfer=kv_transfer or kv_transfer_over(prefill.node.link_for(gpus), prefill, decode),
+        kv_transfer=kv_transfer or kv_transfer_between(prefill, decode, gpus),
         batching=decode.scheduler.batching,
         memory=decode.scheduler.memory,
         preemption_mode=decode.scheduler.preemption_mode,
         router=decode.scheduler.router,
+        gpu=decode.gpu,
+        node=decode.node,
     )
     return replace(prefill, max_model_len=min(prefill.max_model_len, decode.max_model_len), decode=side)
 
 
-def kv_transfer_over(link: LinkSpec | None, prefill: Deployment, decode: Deployment) -> KVTransfer:
+def mix(groups: Sequence[Deployment]) -> Deployment:
+    """Return a deployment of several groups of replicas behind the router of the first one.
+
+    The smallest ``max_model_len`` applies to all. Groups may differ in GPU, node, parallelism, number of replicas,
+    memory, limits of a step and costs.
+
+    Raises:
+        InputError: The groups differ in model, scheduler, block size or front end, or have parts that several groups
+            are not modelled with.
+    """
+    shortest = min(group.max_model_len for group in groups)
+    first, *others = [replace(group, max_model_len=shortest) for group in groups]
+    mixed = replace(first, groups=tuple(others))
+    mixed.require_like_groups()
+    return mixed
+
+
+def kv_transfer_over(
+    link: LinkSpec | None, prefill: Deployment, decode: Deployment, decode_link: LinkSpec | None = None
+) -> KVTransfer:
     """Return a KV transfer in which every GPU sends its share of the KV cache over a link of its own.
 
-    ``link`` connects the GPUs of both sides. If it is None, GPUs write to host memory, and the receivers read from it.
+    ``link`` connects the GPUs of both sides, or with ``decode_link``, which is that of the decode side, those of the
+    prefill side: then the end that needs more time for its share decides. If ``link`` is None, GPUs write to host
+    memory, and the receivers read from it.
     """
     sent, received = (side.kv.kv_bytes_per_block / side.kv.block_size for side in (prefill, decode))
     if link is None:
         return KVTransfer(0.0, sent + received, HOST_LINK_BYTES_PER_S)
-    return KVTransfer(link.latency_s, max(sent, received), link.bandwidth_bytes_per_s)
+    ends = ((sent, link), (received, decode_link or link))
+    moved, slowest = max(ends, key=lambda end: end[0] / end[1].bandwidth_bytes_per_s)
+    return KVTransfer(max(end.latency_s for _, end in ends), moved, slowest.bandwidth_bytes_per_s)
+
+
+def kv_transfer_between(prefill: Deployment, decode: Deployment, gpus: int) -> KVTransfer:
+    """Return the KV transfer between sides with ``gpus`` GPUs, within one node or over the network.
+
+    It is that of ``kv_transfer_over``. Sides with other GPUs or nodes share no node: each has the network of its own
+    nodes.
+    """
+    if (prefill.gpu, prefill.node) == (decode.gpu, decode.node):
+        return kv_transfer_over(prefill.node.link_for(gpus), prefill, decode)
+    return kv_transfer_over(prefill.node.network, prefill, decode, decode.node.network)

@@ -148,7 +148,7 @@ def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
             r = router(
                 i, S.draws[i, 0], S.draws[i, 1], S.prompt[i], previous_replica(S.routed, S.previous_turn, i),
                 params.total_blocks, D.prefill_waiting, D.prefill_running, D.prefill_outstanding, S.router_free_blocks,
-                S.prefix_tokens, S.index_tokens,
+                S.prefix_tokens, S.index_tokens, S.service_rate,
             )  # fmt: skip
             if r < 0 or r >= params.replicas:
                 counters.problem = BAD_ROUTE
@@ -185,6 +185,11 @@ def _rejection(S, i, memory, decode_memory):
         return OVER_BUDGET
     peak = prompt + remaining_tokens(predicted, 0) if params.needs_peak == 1 else 0
     blocks = blocks_when_empty(S, 0, prompt, chunk, predicted, peak, memory)
+    for side in range(2, len(S.params)):  # The router may choose a replica of any group.
+        chunk = chunk_for(S, prompt, False, S.params[side].empty_replica_tokens, S.params[side].empty_replica_flags)
+        if chunk <= 0:
+            return OVER_BUDGET
+        blocks = min(blocks, blocks_when_empty(S, side, prompt, chunk, predicted, peak, memory))
     if blocks >= 0 and params.decode_replicas > 0:
         context, predicted = prompt + 1, predicted_total(S, i, 1)
         peak = context + remaining_tokens(predicted, 1) if S.params[1].needs_peak == 1 else 0

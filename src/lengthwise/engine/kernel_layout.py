@@ -48,7 +48,7 @@ slot_t = _record(
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
     cached cached_segment inserted prefill_replica decode_replica transfer_blocks place reserved extra_steps last_flight
-    skipped next_free_step in_block_frees surplus drafts emits hit next_hit
+    skipped next_free_step in_block_frees surplus boundary drafts emits hit next_hit
     """,
     "arrival_s last_token_s resumed_token_s queued_at_s queued_for_s charged_tokens queue_key",
 )
@@ -61,7 +61,8 @@ of the request's last admission, last preemption, and last return from a step to
 break ties of victims. If ``in_block_needs`` is 1, the group's ``block_needs`` count the request's next block.
 In every local group of layers (``schema.deployment.KvGroups``) the request has freed its first ``skipped`` blocks. At
 ``next_free_step`` its window leaves a block, and then at every multiple of the block size; the group's ``block_frees``
-count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` blocks besides.
+count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` blocks besides. Where full attention had a longer
+cached prefix of it than the windows, that ends at ``boundary``, in blocks (else 0).
 With speculation, its next step verifies ``drafts`` proposed tokens and gives it ``emits`` tokens, and ``hit`` is 1 if
 its last step for which tokens were to be proposed accepted any, 0 if none, and -1 before the first; ``next_hit`` is the
 value after the next step (``_kernel_speculation``).
@@ -95,9 +96,10 @@ replica_t = _record(
 those that wait for a load. ``running`` counts the residents and the requests in transfer to it. ``idle_group`` is the
 number of the group of decoding residents that are not in flight. ``partials`` is the number of half-computed prompts.
 ``incoming``, at a decode replica, is the number of transfers to it, whose slots are in its row of ``State.partials``.
-``side`` is 1 for a decode replica. Neither residents nor requests that wait for a load have a timeout before
-``deadline_s``. ``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the token
-embedding. With speculation, the drafter proposes ``drafts`` tokens for each sequence of the next step; ``decodes``,
+``side`` is its row of the parameters: 1 for a decode replica, 2 and more for further groups of replicas. Neither
+residents nor requests that wait for a load have a timeout before ``deadline_s``. ``layer_s`` are seconds of the layers
+without attention and collectives, ``embedding_s`` of the token embedding.
+With speculation, the drafter proposes ``drafts`` tokens for each sequence of the next step; ``decodes``,
 ``draft_tokens``, ``accepted_tokens`` and ``draft_s`` are those of ``SpeculationTotals``.
 
 Memory reserved by predicted length (``policy.reservation``): the ``margin``, the ``preempted_tokens`` of requests that
@@ -229,7 +231,8 @@ param_t = _record(
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
     vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed long_prefill_token_threshold
-    hybrid attention_groups local_groups local_tokens chunked_local local_cap state_groups speculates lookahead_tokens
+    hybrid attention_groups local_groups local_tokens chunked_local local_cap window_blocks state_groups speculates
+    lookahead_tokens
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
@@ -238,20 +241,23 @@ param_t = _record(
     verify_pair_s draft_layers draft_head_share draft_pass_s
     """,
 )
-"""Parameters, one row for each side (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of the decode
-side (0: there is none), of which each is a data-parallel rank if ``dp`` is above 1. ``stride`` is the largest
-``max_in_flight`` or ``pp`` of both sides. ``empty_replica_tokens`` and ``empty_replica_flags`` are the batching
+"""Parameters, one row for each of ``Setup.rows`` (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of
+the decode side (0: there is none), of which each is a data-parallel rank if ``dp`` is above 1. ``stride`` is the
+largest ``max_in_flight`` or ``pp`` of both sides. ``empty_replica_tokens`` and ``empty_replica_flags`` are the batching
 policy's plan for one request on an empty replica."""
 
 work_t = _record(
     """
     flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred left_input
-    left_chunk allocated ends is_served candidate max_chunk drafts draft_pairs accepted
+    left_chunk allocated ends is_served candidate max_chunk drafts draft_pairs accepted found_length
+    found_skipped found_boundary
     """,
     "swap_s reserved draft_s",
 )
 """The step that is being formed. ``longest`` are the tokens of its longest prompt. ``found_segment`` is the last
-segment of the prefix that the last look-up found in a radix tree. ``deferred`` requests are in ``State.deferred``.
+segment of the prefix that the last look-up found in a radix tree. With KV cache groups it found ``found_length`` blocks
+without the ``found_skipped`` first ones of local groups, and the request's ``boundary`` (``slot_t``) is
+``found_boundary``. ``deferred`` requests are in ``State.deferred``.
 ``is_served`` is 1 once the residents have been served one by one, in vLLM's order, because blocks were short.
 ``candidate`` is the slot of the request that the test of memory by predicted length is for. ``max_chunk`` limits the
 prompt tokens of one request (vLLM's ``long_prefill_token_threshold``). With speculation (else they are 0), decodes

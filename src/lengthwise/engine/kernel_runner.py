@@ -25,11 +25,31 @@ Array = npt.NDArray[Any]
 _SLOPE_SPAN = 256  # that of ``cost._lookup``
 
 
+class GroupCosts(NamedTuple):
+    """The costs of further groups of replicas, as in ``PackedCost`` but with one more dimension in front: the group.
+
+    The tables of a group are the first rows and columns, as many as ``State.group_sizes`` has of each. ``scalars`` are
+    ``merge_factor`` and ``masked_s``.
+    """
+
+    by_tokens: Array
+    tokens_slope: Array
+    by_seqs: Array
+    seqs_slope: Array
+    prefill: Array
+    decode: Array
+    stage_layers: Array
+    beside_prompts: Array
+    scalars: Array
+
+
 class State(NamedTuple):
     """The state of a run. ``new_state`` gives the shapes, and ``kernel_layout`` describes the records.
 
     Costs: ``cost``, ``other`` for the pipeline stages whose ``stage_other`` is 1, and ``shared`` [T+1, 1] for what
-    data-parallel ranks compute together in a layer, which continues with ``shared_slope`` [1].
+    data-parallel ranks compute together in a layer, which continues with ``shared_slope`` [1]. ``group_costs`` and
+    ``group_sizes`` [groups, 12] (sizes of the tables, and the whole numbers of ``PackedCost``) are those of further
+    groups of replicas.
 
     Queues: ``queued_*`` are the
     heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers see the counts of each replica
@@ -39,8 +59,9 @@ class State(NamedTuple):
 
     Prefix caches: ``cached`` has each replica's blocks with contents, and ``cache_table`` finds them by node; in a
     radix tree these are ``segments``, and ``leaves`` is the heap of the evictable ones. Block k of request i is
-    ``request_blocks[request_blocks_start[i] + k]``. ``tiers`` [replicas] and ``offloads`` [n] are the state of the CPU
-    memory behind the prefix caches (``_kernel_tiers``): a chunk can be read from ``chunk_ready_s`` on, a transfer uses
+    ``request_blocks[request_blocks_start[i] + k]``; with G KV cache groups, that of block k in group g is at k G + g.
+    ``tiers`` [replicas] and ``offloads`` [n] are the state of the CPU memory behind the prefix caches
+    (``_kernel_tiers``): a chunk can be read from ``chunk_ready_s`` on, a transfer uses
     it until ``chunk_busy_until_s``, and blocks with a nonzero ``is_used`` count as used when their request ends.
     ``storages`` and ``stored``, by node, are the storage behind the CPU memory. ``loading`` has slots of requests with
     a load, and ``deferred`` slots of those that are out of the queue while a step is formed.
@@ -58,6 +79,8 @@ class State(NamedTuple):
     cost: PackedCost
     other: PackedCost
     stage_other: Array
+    group_costs: GroupCosts
+    group_sizes: Array
     shared: Array
     shared_slope: Array
     slots: Array
@@ -136,6 +159,7 @@ class State(NamedTuple):
     prefix_tokens: Array
     index_tokens: Array
     no_tokens: Array
+    service_rate: Array
     bin_slot: Array
     bin_count: Array
     draws: Array
@@ -165,6 +189,7 @@ class DecodeState(NamedTuple):
     previous_turn: Array
     routed: Array
     slot_of: Array
+    service_rate: Array
     prefill_waiting: Array
     prefill_running: Array
     prefill_outstanding: Array
@@ -179,7 +204,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     columns, params, decode_side = setup.columns, setup.params, setup.decode_side
     n, replicas, stride = len(columns.prompt), setup.all_replicas, _stride(setup)
     cost, chosen = setup.deployment.cost, setup.deployment.speculation
-    seqs = max(side.params.max_num_seqs for side in setup.sides)
+    seqs = max(side.params.max_num_seqs for side in setup.rows)
     loads = n if params.offload_blocks else 0  # maximum number of requests with a load at a time, and of deferred ones
     groups, tmp = replicas * (stride + 1), max(seqs + loads, replicas, kernel_layout.MAX_MATCHED)
     queues = 1 if params.central_queue else replicas
@@ -200,6 +225,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     none, dependents = np.zeros(1, np.int64), setup.dependents
     other, stage_other = _other_degree(cost)
     shared, shared_slope = _shared(cost)
+    group_costs, group_sizes = _group_costs([group.deployment.cost for group in setup.groups])
     return State(
         params=_param_rows(setup),
         counters=counters,
@@ -207,6 +233,8 @@ def new_state(setup: Setup, log_rows: int) -> State:
         cost=pack(cost),
         other=other,
         stage_other=stage_other,
+        group_costs=group_costs,
+        group_sizes=group_sizes,
         shared=shared,
         shared_slope=shared_slope,
         slots=_rows(kernel_layout.slot_t, n),
@@ -279,7 +307,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
 
 def _prefix_cache(setup: Setup) -> dict[str, Array]:
     nodes, params = setup.nodes, setup.params
-    blocks = params.total_blocks if params.prefix_caching else 1
+    blocks = max(row.params.total_blocks for row in setup.rows) if params.prefix_caching else 1
     rows = params.replicas
     if params.router_prefix == 2:  # The router's indexes. One may grow by a prompt before it is cut to its size.
         blocks, rows = max(blocks, params.index_blocks + params.max_model_len // params.block_size), 2 * rows
@@ -298,15 +326,15 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
     places = 1 << (2 * blocks - 1).bit_length()
     pools = np.full(rows, -1, kernel_layout.pool_t)
     pools["evictable"] = pools["records"] = pools["leaves"] = pools["clock"] = 0
-    segments = blocks if params.prefix_caching == 2 else 1
+    segments, tables = blocks if params.prefix_caching == 2 else 1, max(1, params.attention_groups)
     return {
         "pools": _view(pools),
         "cached": _view(np.empty((rows, blocks), kernel_layout.cached_t)),
         "segments": _view(np.empty((rows, segments), kernel_layout.segment_t)),
         "leaves": np.empty((rows, segments), np.int32),
         "cache_table": np.full((rows, places), -1, np.int32),
-        "request_blocks_start": np.cumsum(nodes.blocks) - nodes.blocks,
-        "request_blocks": np.empty(int(nodes.blocks.sum()) if params.prefix_caching == 1 else 1, np.int32),
+        "request_blocks_start": (np.cumsum(nodes.blocks) - nodes.blocks) * tables,
+        "request_blocks": np.empty(int(nodes.blocks.sum()) * tables if params.prefix_caching == 1 else 1, np.int32),
         "node_start": nodes.start,
         "node_first": nodes.first,
         "node_length": nodes.length,
@@ -327,6 +355,7 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
             for name in ("router_free_blocks", "prefix_tokens", "index_tokens")
         },
         "no_tokens": np.zeros(setup.all_replicas, np.int64),
+        "service_rate": setup.service_rate,
     }
 
 
@@ -337,19 +366,21 @@ def new_decode_state(setup: Setup, state: State) -> DecodeState:
     views = (*(one[:first] for one in counts), *(one[first:] for one in counts), state.no_tokens[first:].copy())
     if decode_side is None:
         none = np.zeros(1, np.int64)
-        return DecodeState(state.cost, state.other, state.stage_other, state.draws, none[:0], none[:0], none, *views)
+        sides = (state.cost, state.other, state.stage_other, state.draws)
+        return DecodeState(*sides, none[:0], none[:0], none, state.service_rate, *views)
     cost = decode_side.deployment.cost
     slot_of = np.zeros(len(setup.columns.prompt), np.int64)
     turns = decode_side.columns.previous_turn
     return DecodeState(
-        pack(cost), *_other_degree(cost), decode_side.columns.draws, turns, np.full_like(turns, -1), slot_of, *views
-    )
+        pack(cost), *_other_degree(cost), decode_side.columns.draws, turns, np.full_like(turns, -1), slot_of,
+        decode_side.service_rate, *views,
+    )  # fmt: skip
 
 
 def _param_rows(setup: Setup) -> Array:
-    rows = _rows(kernel_layout.param_t, len(setup.sides))
+    rows = _rows(kernel_layout.param_t, len(setup.rows))
     front = setup.deployment.cost.front
-    for row, side in zip(rows, setup.sides, strict=True):
+    for row, side in zip(rows, setup.rows, strict=True):
         parameters = {f"parameter_{i}": value for i, value in enumerate(side.policies.batching.all_parameters)}
         ratio = NewTokenRatio(side.params.schedule_conservativeness)
         values = vars(side.params) | parameters | {
@@ -377,10 +408,8 @@ def _param_rows(setup: Setup) -> Array:
 def _replica_rows(setup: Setup) -> Array:
     rows = setup.blank_replicas()
     number = np.arange(len(rows))
-    rows["free_blocks"] = np.repeat(
-        [side.params.total_blocks for side in setup.sides], [side.params.replicas for side in setup.sides]
-    )
-    rows["side"] = number >= setup.params.replicas
+    rows["free_blocks"] = [setup.rows[row].params.total_blocks for row in setup.row_of_replica]
+    rows["side"] = setup.row_of_replica
     rows["idle_group"] = number * (_stride(setup) + 1)
     rows["queue"] = 0 if setup.params.central_queue else number
     rows["deadline_s"] = np.inf
@@ -391,7 +420,7 @@ def _replica_rows(setup: Setup) -> Array:
 
 def _stride(setup: Setup) -> int:
     """Return how many entries each replica has in the arrays of steps in flight and of stages."""
-    return max(max(side.params.max_in_flight, side.params.pp) for side in setup.sides)
+    return max(max(side.params.max_in_flight, side.params.pp) for side in setup.rows)
 
 
 def _other_degree(cost: CostTables) -> tuple[PackedCost, Array]:
@@ -399,6 +428,30 @@ def _other_degree(cost: CostTables) -> tuple[PackedCost, Array]:
     if cost.other is None:
         return pack(cost), np.zeros(len(cost.stage_layers), np.int64)
     return pack(cost.other.tables), np.array(cost.other.stages, np.int64)
+
+
+def _group_costs(costs: list[CostTables]) -> tuple[GroupCosts, Array]:
+    """Return the costs of groups of replicas in common arrays, and [groups, 12] the sizes of each group's tables."""
+    if not costs:
+        return GroupCosts(*(np.zeros((1,) * ndim) for ndim in (3, 2, 3, 2, 3, 3, 2, 3, 2))), np.zeros((1, 12), np.int64)
+    packed = [pack(cost) for cost in costs]
+
+    def stacked(name: str) -> Array:
+        tables = [getattr(one, name) for one in packed]
+        shape = np.max([table.shape for table in tables], axis=0)
+        found = np.zeros((len(tables), *shape))
+        for at, table in enumerate(tables):
+            own: Any = (at, *map(slice, table.shape))
+            found[own] = table
+        return found
+
+    sizes = []
+    for one in packed:
+        tables = (one.by_tokens[:, 0], one.by_seqs[:, 0], one.prefill, one.decode, one.stage_layers, one.beside_prompts)
+        shapes = [size for table in tables for size in table.shape]
+        sizes.append([*shapes, one.merged, one.context_unit_tokens, one.has_beside_prompts])
+    scalars = np.array([[one.merge_factor, one.masked_s] for one in packed])
+    return GroupCosts(*[*map(stacked, GroupCosts._fields[:-1]), scalars]), np.array(sizes, np.int64)
 
 
 def _shared(cost: CostTables) -> tuple[Array, Array]:

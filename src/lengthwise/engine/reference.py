@@ -59,8 +59,8 @@ class Reference:
             storages = storages[:1] * params.replicas
         # Without a decode side, the prefill replicas decode, too.
         self.prefill_replicas = [
-            Replica(setup, r, queue, self.histogram, storage)
-            for r, (queue, storage) in enumerate(zip(self.queues, storages, strict=True))
+            Replica(setup.rows[row], r, queue, self.histogram, storage)
+            for r, (row, queue, storage) in enumerate(zip(setup.row_of_replica, self.queues, storages, strict=False))
         ]
         self.decode_replicas: list[Replica] = []
         if decode_side:
@@ -264,6 +264,11 @@ class Reference:
         if chunk_tokens <= 0:
             return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
         blocks = self._blocks_when_empty(self.s, q, q.prompt, chunk_tokens, 0)
+        for group in self.s.groups:
+            chunk_tokens = self._chunk(Step(0.0), q, group.empty_replica_plan[1], group.empty_replica_plan[2])
+            if chunk_tokens <= 0:
+                return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
+            blocks = min(blocks, self._blocks_when_empty(group, q, q.prompt, chunk_tokens, 0))
         if blocks >= 0 and self.s.decode_side:
             blocks = self._blocks_when_empty(self.s.decode_side, q, q.prompt + 1, q.prompt + 1, 1)
         return Rejection.REFUSED_BY_MEMORY_POLICY if blocks < 0 else Rejection.NONE
@@ -293,7 +298,7 @@ class Reference:
         )
         choice = side.functions.router(
             q.index, float(a), float(b), int(side.columns.prompt[q.index]), self._previous_replica(side, q),
-            side.params.total_blocks, *map(np.array, per_replica),
+            side.params.total_blocks, *map(np.array, per_replica), side.service_rate,
         )  # fmt: skip
         if not 0 <= choice < len(replicas):
             raise error_of(kernel_layout.BAD_ROUTE, side, choice)
@@ -518,11 +523,13 @@ class Reference:
 
     def _needed_blocks(self, rep: Replica, q: Request, tokens: int) -> int:
         """Free a resident's blocks before its window. Return how many it needs for ``tokens`` tokens."""
-        if skipped := rep.s.skipped_blocks(q.computed) - q.rules.skipped:
-            freed = skipped * rep.s.params.local_groups
-            rep.pool.release([], freed)
-            q.blocks -= freed
-            q.rules.skipped += skipped
+        params, end, first = rep.s.params, rep.s.skipped_blocks(q.computed), q.rules.skipped
+        if end > first:
+            if params.chunked_local:  # Its decodes have filled blocks that get their contents at the latest now.
+                self._cache_blocks(rep, q, end * params.block_size, "scheduled")
+            rep.pool.skip(q.cached, first, end)
+            q.blocks -= (end - first) * params.local_groups
+            q.rules.skipped = end
         return max(0, rep.s.blocks_for(tokens, q.rules.skipped) - q.blocks)
 
     def _join_backlog(self, tenant: int) -> None:
@@ -961,7 +968,7 @@ class Reference:
             ):
                 return
             found = self._find_cached(rep, q, flags)
-            cached = len(found) * params.block_size
+            cached = self._length(rep, found) * params.block_size
             chunk_tokens = 1 if q.swapped else self._chunk(step, q, prompt_budget, flags, cached)
             if chunk_tokens <= 0:
                 return
@@ -994,8 +1001,13 @@ class Reference:
         rep.pool.hold(found)
         rep.pool.take(blocks - len(found))
         q.blocks, q.cached = blocks, found
-        if found:
-            q.prefilled = len(found) * rep.s.params.block_size
+        if length := self._length(rep, found):
+            q.prefilled = length * rep.s.params.block_size
+        if rep.s.params.hybrid:
+            q.rules.skipped = found.skipped(rep.s.params.local_groups)
+
+    def _length(self, rep: Replica, found: Any) -> int:
+        return found.length if rep.s.params.hybrid else len(found)
 
     def _note_admission(self, rep: Replica, q: Request) -> None:
         is_first = q.admission.number < 0
@@ -1169,7 +1181,11 @@ class Reference:
         """Return the cached blocks with which a waiting request begins. Its last token is never among them."""
         if not rep.s.params.prefix_caching or q.swapped or not flags & contracts.CHUNKED:
             return rep.pool.find([])
-        return rep.pool.find(self._prefix_nodes(q)[: (q.context - 1) // rep.s.params.block_size])
+        size = rep.s.params.block_size
+        found = rep.pool.find(self._prefix_nodes(q)[: (q.context - 1) // size])
+        if rep.s.params.hybrid:
+            found.boundaries = ((int(self.s.columns.prompt[q.index]) - 1) // size, *found.boundaries)
+        return found
 
     def _chunk(self, step: Step, q: Request, prompt_budget: int, flags: int, cached: int = 0) -> int:
         """Return how many tokens after the ``cached`` ones the step computes of a prompt, or 0 if it must wait."""
@@ -1198,9 +1214,11 @@ class Reference:
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
         chunk_tokens = self._slots_end(chunk_tokens)
         context = max(q.context, chunk_tokens)
-        blocks = rep.s.memory_blocks(context, chunk_tokens, predicted, free, len(residents), peak)
+        of_groups = (found.length, found.skipped(rep.s.params.local_groups)) if rep.s.params.hybrid else (0, 0)
+        blocks = rep.s.memory_blocks(context, chunk_tokens, predicted, free, len(residents), peak, *of_groups)
         if blocks >= 0:
-            blocks = max(blocks, rep.s.blocks_for(q.context if q.swapped else chunk_tokens), q.blocks)
+            least = rep.s.blocks_for(q.context if q.swapped else chunk_tokens, of_groups[1])
+            blocks = max(blocks, least, q.blocks)
             if blocks > free:
                 raise error_of(kernel_layout.BAD_MEMORY, rep.s, blocks)
         return blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lengthwise.engine import kernel_layout
 from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
-from lengthwise.engine.step_time import CostReader
+from lengthwise.engine.step_time import CostReader, service_rate
 from lengthwise.policy import CHUNKED, PREDICTION_ARGUMENTS, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
 from lengthwise.policy.reservation import first_margin
@@ -123,10 +123,11 @@ class Columns:
 
 
 class Params:
-    """Parameters of one side (prefill or decode) or of all replicas, named as in ``kernel_layout.param_t``.
+    """Parameters of one side (prefill or decode) or group of replicas, named as in ``kernel_layout.param_t``.
 
     Attributes:
-        replicas: Schedulers with a KV cache of their own: replicas, or their data-parallel ranks (``dp`` of each).
+        replicas: Schedulers with a KV cache of their own: replicas, or their data-parallel ranks (``dp`` of each). In
+            the first group, those of all groups.
         max_in_flight: Maximum number of steps in the pipeline of a replica.
         bins: Bins of each queue, or 0 if arrivals join the queue at once.
         preempts_by_policy: Whether a preemption policy may preempt. A lack of blocks preempts in any case.
@@ -163,7 +164,8 @@ class Params:
         long_prefill_token_threshold: Maximum prompt tokens of one request in a step, if it is not alone; 0: no limit.
         hybrid: Whether layers form several groups with blocks of their own (``schema.deployment.KvGroups``):
             ``attention_groups``, of which ``local_groups`` free blocks before the window (``chunked_local``: chunk) of
-            ``local_tokens`` and hold at most ``local_cap`` blocks, and ``state_groups``.
+            ``local_tokens`` and hold at most ``local_cap`` blocks, and ``state_groups``. A cached prefix needs its
+            last ``window_blocks`` blocks in groups with windows.
         speculates: Whether decodes verify proposed tokens (``schema.speculation``). Only then do the others matter.
         lookahead_tokens: Slots of KV memory after those of the step's tokens.
         burstiness, missed_draft_rate: Those of ``Speculation``.
@@ -181,7 +183,7 @@ class Params:
         seed: int | tuple[int, int],
     ) -> None:
         limits, scheduler, kv = deployment.limits, deployment.scheduler, deployment.kv
-        self.replicas, self.dp = deployment.parallel.ranks, deployment.parallel.dp
+        self.replicas, self.dp = deployment.schedulers, deployment.parallel.dp
         self.pp = len(deployment.cost.stage_layers)
         self.async_scheduling, self.hide_host = scheduler.async_scheduling, scheduler.hide_host
         self.max_in_flight = ASYNC_STEPS_IN_FLIGHT if self.async_scheduling else limits.max_in_flight or self.pp
@@ -239,7 +241,7 @@ class Params:
         groups = kv.groups or KvGroups(kv.block_size, 1)
         self.attention_groups, self.local_groups = groups.full + groups.local, groups.local
         self.local_tokens, self.chunked_local, self.state_groups = groups.local_tokens, groups.chunked, groups.states
-        self.local_cap = groups.local_cap(deployment.max_model_len)
+        self.local_cap, self.window_blocks = groups.local_cap(deployment.max_model_len), groups.window_blocks
 
     def _read_speculation(self, deployment: Deployment) -> None:
         speculation = deployment.speculation
@@ -293,6 +295,8 @@ class Setup:
         nodes: Identities of the contents of the requests' blocks; without prefix caching, of no blocks.
         first_replica: Number of the side's first replica.
         decode_side: Setup of the decode side for the same requests, or None without disaggregation.
+        groups: Setups of the further groups of replicas, which share the router and the policies.
+        service_rate: [replicas] ``step_time.service_rate`` of each replica's group, or ones if the router ignores it.
         kv_transfer: Cost of the transfer of a request's KV cache to this side.
     """
 
@@ -308,11 +312,26 @@ class Setup:
     first_replica: int = 0
     decode_side: Setup | None = None
     kv_transfer: KVTransfer = KVTransfer()
+    groups: tuple[Setup, ...] = ()
+    service_rate: Array = field(default_factory=lambda: np.ones(1))
 
     @property
     def sides(self) -> list[Setup]:
         """Return this side, and the decode side if there is one."""
         return [self, self.decode_side] if self.decode_side else [self]
+
+    @property
+    def rows(self) -> list[Setup]:
+        """Return the setup of each row of the kernel's parameters: the sides and, from row 2 on, further groups."""
+        return [self, self, *self.groups] if self.groups else self.sides
+
+    @property
+    def row_of_replica(self) -> list[int]:
+        """Return for each replica its place in ``rows``."""
+        if not self.groups:
+            return [row for row, side in enumerate(self.sides) for _ in range(side.params.replicas)]
+        first = [0] * self.deployment.parallel.replicas
+        return first + [row for row, group in enumerate(self.groups, 2) for _ in range(group.params.replicas)]
 
     @property
     def all_replicas(self) -> int:
@@ -378,12 +397,18 @@ class Setup:
             raise error_of(kernel_layout.BAD_RANK, self, q.index)
         return key
 
-    def memory_blocks(self, context: int, chunk: int, predicted: float, free: int, num_running: int, peak: int) -> int:
-        """Return the blocks that the memory policy gives a request, or -1 if the request must wait."""
+    def memory_blocks(
+        self, context: int, chunk: int, predicted: float, free: int, num_running: int, peak: int,
+        found: int = 0, skipped: int = 0,
+    ) -> int:  # fmt: skip
+        """Return the blocks that the memory policy gives a request, or -1 if the request must wait.
+
+        With KV cache groups, ``found`` blocks of every group are cached, without the ``skipped`` first of local groups.
+        """
         p = self.params
         if (groups := self.deployment.kv.groups) is not None:  # ``paged_by_chunk`` in groups
-            own = self.blocks_for(chunk)
-            left = free - max(own, groups.required(context, p.max_model_len))
+            own = self.blocks_for(chunk, skipped)
+            left = free - max(own, groups.required(context, p.max_model_len, found, skipped))
             return -1 if left < 0 or (num_running > 0 and left < p.watermark_blocks) else own
         blocks: int = self.functions.memory(
             context, chunk, predicted, p.max_model_len, p.block_size, free, p.total_blocks, p.watermark_blocks,
@@ -398,8 +423,8 @@ class Setup:
     def blank_results(self) -> Array:
         """Return the results of all requests ([n]) before the run."""
         results = np.zeros(len(self.columns.prompt), dtype=kernel_layout.result_t)
-        for field in ("scheduled_s", "first_token_s", "finished_s"):
-            results[field] = np.nan
+        for name in ("scheduled_s", "first_token_s", "finished_s"):
+            results[name] = np.nan
         results["status"] = Status.UNFINISHED
         results["replica"] = -1
         return results
@@ -417,16 +442,52 @@ def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: f
     _check_ranks(deployment)
     if deployment.parallel.dp == 1:
         deployment = replace(deployment, cost=deployment.cost.alone())
-    decode = deployment.decode
+    decode, count = deployment.decode, deployment.schedulers
     if decode is None:
-        return _side(workload, deployment, seed, limit_s, deployment.parallel.ranks, compiled=compiled)
+        _check_groups(deployment)
+        further = [replace(group, cost=group.cost.alone()) for group in deployment.groups]
+        groups = tuple(_side(workload, group, seed, limit_s, count, compiled=compiled) for group in further)
+        rates = _service_rates(deployment, workload)
+        return _side(workload, deployment, seed, limit_s, count, compiled=compiled, groups=groups, service_rate=rates)
     all_replicas = deployment.parallel.replicas + decode.parallel.replicas
     _check_sides(deployment)
     decode_side = _side(
         workload, deployment.decoding(), (seed, 1), limit_s, all_replicas, compiled=compiled,
         first_replica=deployment.parallel.replicas, kv_transfer=decode.kv_transfer,
+        service_rate=np.ones(decode.parallel.replicas),
     )  # fmt: skip
-    return _side(workload, deployment, seed, limit_s, all_replicas, compiled=compiled, decode_side=decode_side)
+    rates = np.ones(deployment.parallel.replicas)
+    return _side(
+        workload, deployment, seed, limit_s, all_replicas, compiled=compiled, decode_side=decode_side,
+        service_rate=rates,
+    )  # fmt: skip
+
+
+def _check_groups(deployment: Deployment) -> None:
+    """Raise PolicyError for policies that compare replicas, or requests, of unlike groups by what differs."""
+    if not deployment.groups:
+        return
+    deployment.require_like_groups()
+    policies = resolve_policies(deployment.scheduler)
+    if policies.router.uses("total_blocks") or policies.router == known("router")["central"]:
+        raise PolicyError(
+            f"router {policies.router.name!r} takes all replicas to be alike, and there are several groups of them; "
+            'take "shortest_expected_delay", "least_work_left", "least_outstanding", "cache_aware" or another router'
+        )
+    if policies.preemption != known("preemption")["never"] or deployment.scheduler.binning is not None:
+        raise PolicyError(
+            "several groups of replicas are not modelled with a preemption policy or with bins yet; take the scheduler "
+            '"vllm_v1", or equal replicas'
+        )
+
+
+def _service_rates(deployment: Deployment, workload: Workload) -> Array:
+    if not resolve("router", deployment.scheduler.router).uses("service_rate"):
+        return np.ones(deployment.schedulers)
+    output = np.minimum(workload.output_tokens, np.maximum(deployment.max_model_len - workload.prompt_tokens, 1))
+    mean = float(workload.prompt_tokens.mean()), float(output.mean())
+    groups = deployment.replica_groups
+    return np.repeat([service_rate(group, *mean) for group in groups], [group.parallel.ranks for group in groups])
 
 
 def _side(
@@ -440,11 +501,11 @@ def _side(
     **side_fields: Any,
 ) -> Setup:
     policies = resolve_policies(deployment.scheduler)
+    deployment.require_known_rules(workload)
+    _check_vllm_rules(deployment, policies)
     _check(workload, deployment, policies)
     if deployment.scheduler.trtllm is None:  # TensorRT-LLM ends the output at max_model_len.
         _check_max_tokens(workload, deployment.max_model_len)
-    deployment.require_known_rules(workload)
-    _check_vllm_rules(deployment, policies)
     n = len(workload)
     made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
@@ -591,13 +652,16 @@ def resolve_policies(scheduler: Scheduler) -> Policies:
 
 
 def lacks_groups(
-    limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None, *, speculates: bool = False
-) -> list[str]:
+    limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None, *, states: int = 0,
+    speculates: bool = False,
+) -> list[str]:  # fmt: skip
     """Return the settings with which layers form no KV cache groups (``plan_memory`` then counts all tokens)."""
     policies = resolve_policies(scheduler)
     parts = {
         "hybrid_kv_cache = false": not scheduler.hybrid_kv_cache,
-        "enable_prefix_caching": limits.enable_prefix_caching,
+        'prefix_cache = "sglang"': limits.enable_prefix_caching and limits.prefix_cache == "sglang",
+        "kv_offloading": limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0,
+        "a prefix cache of states (enable_prefix_caching)": states > 0 and limits.enable_prefix_caching,
         "disaggregation": decode is not None,
         "pipeline parallelism": pp > 1,
         "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
@@ -684,7 +748,9 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
             f"{size}. Lower max_model_len, or give more memory or GPUs"
         )
     pp = len(deployment.cost.stage_layers)
-    if kv.groups is not None and (parts := lacks_groups(limits, deployment.scheduler, pp, deployment.decode)):
+    groups = kv.groups or KvGroups(kv.block_size, 1)
+    parts = lacks_groups(limits, deployment.scheduler, pp, deployment.decode, states=groups.states)
+    if kv.groups is not None and parts:
         raise InputError(
             f"KV cache groups of windows and states are not modelled with {' or '.join(parts)} yet; plan the memory "
             "with a Scheduler of hybrid_kv_cache=False"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, grid_value
+from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.speculation import Drafter, Speculation
 
 StepTime = Callable[[int, int, Sequence[tuple[int, int]]], float]
@@ -260,3 +261,20 @@ def step_time(cost: CostTables) -> StepTime:
         return sum(reader.step(decodes, kv_tokens, list(prompts)).stages_s)
 
     return seconds
+
+
+def service_rate(deployment: Deployment, prompt_tokens: float, output_tokens: float) -> float:
+    """Return how many mean requests per second one replica would end if its slots were always full.
+
+    A request takes the seconds of its prompt alone, and its share of a decode step for each output token. As many
+    sequences decode as ``max_num_seqs`` and the KV cache allow, in equal steps of each pipeline stage. Steps that mix
+    prompts and decodes are faster, so that this compares replicas, and is no bound.
+    """
+    limits, kv, reader = deployment.limits, deployment.kv, CostReader(deployment.cost)
+    micro_batches = len(deployment.cost.stage_layers)
+    context = prompt_tokens + output_tokens / 2
+    residents = min(limits.max_num_seqs, kv.num_blocks * kv.block_size / (prompt_tokens + output_tokens))
+    seqs = max(1, round(min(residents / micro_batches, limits.max_step_seqs or residents)))
+    decode_s = max(reader.step(seqs, round(seqs * context), []).stages_s) / seqs
+    prompt_s = max(reader.step(0, 0, [(max(1, round(prompt_tokens)), 0)]).stages_s)
+    return 1.0 / (prompt_s + output_tokens * decode_s)

@@ -218,6 +218,11 @@ class Dispatch:
 
 OWN_ROUTER = Dispatch.router
 _REFUSED_ROUTERS = {
+    **dict.fromkeys(
+        ("shortest_expected_delay", "least_work_left"),
+        "needs the speeds of engines before they serve, which the gateway learns only from what they do. Leave router "
+        "out: earliest_finish predicts each engine's backlog in seconds",
+    ),
     "central": "chooses no engine: the gateway has one queue for all engines anyway. Leave router out",
     "prefix_precise": "must know the contents of the engines' caches, and the gateway only knows which prompts it sent "
     "there. Use prefix_approximate, which scores in the same way by these prompts",
@@ -398,7 +403,8 @@ def check_ports(config: GatewayConfig) -> None:
 
 def bind_socket(host: str, port: int, name: str) -> socket.socket:
     """Return a non-blocking listening socket. Raises InputError if the port is taken; its message names it ``name``."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # With the protocol named, asyncio's own loop sets TCP_NODELAY on accepted connections, as uvloop always does.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

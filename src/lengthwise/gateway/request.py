@@ -176,6 +176,7 @@ class FullQueues:
     last_s: float = float("inf")  # time of the last report; inf: none
     count: int = 0
     count_while_accepting: int = 0  # reports by an engine that had accepted another request since the report before
+    count_queued_alone: int = 0  # of these, reports while no other request waited in the engine's queue
 
 
 @dataclass(slots=True, eq=False)

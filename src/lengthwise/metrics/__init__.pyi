@@ -30,6 +30,7 @@ from .summary import Intervals as Intervals
 from .summary import Rates as Rates
 from .summary import Slo as Slo
 from .summary import Summary as Summary
+from .summary import by_group as by_group
 from .summary import gpu_power_w as gpu_power_w
 from .summary import hardware_of as hardware_of
 from .summary import model_flops as model_flops

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.metrics.summary import by_group
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.records import Records
 
@@ -63,8 +64,10 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Extrapolatio
     The measurements are those behind the cost tables. For numbers that the records lack, the largest possible value is
     taken: the longest chunk of a step has all its prompt tokens, less one for each other prompt; KV tokens fill the
     blocks in use; the longest prompts are the split ones. Without step records, sequences and KV tokens are means over
-    spans of time, and tokens and chunks are the engine's limits.
+    spans of time and all replicas, and tokens and chunks are the engine's limits.
     """
+    if deployment.groups:
+        return merge_extrapolations([beyond_reach(*one) for one in by_group(records, deployment)])
     reach, r = deployment.cost.evidence.reach, records.requests
     served = np.isfinite(r.scheduled_s)
     context = (r.prompt_tokens + r.output_tokens)[served]

@@ -81,9 +81,13 @@ def prefix_cache_statistics(
         mean_load_s = ratio_estimate(load_s, np.ones(len(load_s)), level)
         loads = ratio_estimate(r.loaded_tokens[admitted], prompt, level), read, mean_load_s
     if deployment is not None:
-        step_tokens = deployment.limits.max_num_batched_tokens
-        full_s = prompt_seconds(deployment.cost, prompt, np.zeros_like(prompt), step_tokens)
-        saved_s = full_s - prompt_seconds(deployment.cost, prompt, found, step_tokens)
+        ends = np.cumsum([group.parallel.ranks for group in deployment.replica_groups[:-1]])
+        group_of = np.searchsorted(ends, r.replica[admitted], side="right")
+        full_s, saved_s = np.zeros(len(prompt)), np.zeros(len(prompt))
+        for number, group in enumerate(deployment.replica_groups):
+            own, step_tokens = group_of == number, group.limits.max_num_batched_tokens
+            full_s[own] = prompt_seconds(group.cost, prompt[own], np.zeros_like(prompt[own]), step_tokens)
+            saved_s[own] = full_s[own] - prompt_seconds(group.cost, prompt[own], found[own], step_tokens)
         saved = Estimate(float(saved_s.sum())), ratio_estimate(saved_s, full_s, level)
     return PrefixCacheStatistics(ratio_estimate(cached, prompt, level), *loads, *saved, by_turn)
 

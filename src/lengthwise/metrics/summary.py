@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,21 +75,27 @@ class Hardware:
 def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     """Return the use of the deployment's hardware in one run, without intervals."""
     totals, span_s = records.totals, records.end_s
-    gpus, gpu = deployment.gpus, deployment.gpu
-    dtype = deployment.limits.weight_dtype or deployment.model.dtype
     unknown = np.full(len(totals.busy_s), math.nan)
     busy = np.minimum(totals.busy_s / span_s, 1.0) if span_s > 0 else unknown
-    mfu = _ratio(model_flops(totals, deployment.model), gpus * gpu.flops(dtype) * span_s)
-    started = records.requests.output_tokens > 0
-    decodes = float((records.requests.output_tokens - 1).sum(where=started))
-    moved = moved_bytes(totals, deployment, num_prompts=int(started.sum()), num_decodes=decodes)
-    mbu = _ratio(moved, gpus * gpu.bandwidth_bytes_per_s * span_s)
-    power_w = gpus * gpu_power_w(gpu, float(busy.mean()), mfu, mbu)
+    flops = peak_flops = moved = peak_bytes = power_w = 0.0
+    for own, group in by_group(records, deployment):
+        dtype, started = group.limits.weight_dtype or group.model.dtype, own.requests.output_tokens > 0
+        decodes = float((own.requests.output_tokens - 1).sum(where=started))
+        used = model_flops(own.totals, group.model)
+        read = moved_bytes(own.totals, group, num_prompts=int(started.sum()), num_decodes=decodes)
+        counts = [(side.parallel.gpus, side.gpu) for side in group.sides]
+        group_flops = sum(count * gpu.flops(dtype) for count, gpu in counts) * span_s
+        group_bytes = sum(count * gpu.bandwidth_bytes_per_s for count, gpu in counts) * span_s
+        share = float(np.minimum(own.totals.busy_s / span_s, 1.0).mean()) if span_s > 0 else math.nan
+        mfu, mbu = _ratio(used, group_flops), _ratio(read, group_bytes)
+        power_w += sum(count * gpu_power_w(gpu, share, mfu, mbu) for count, gpu in counts)
+        flops, peak_flops = flops + used, peak_flops + group_flops
+        moved, peak_bytes = moved + read, peak_bytes + group_bytes
     finished = records.requests.status == Status.FINISHED
     prompt = float(records.requests.prompt_tokens.sum(where=finished))
     output = float(records.requests.output_tokens.sum(where=finished))
     usd = deployment.price_per_hour_usd * span_s / 3600
-    sides = [side for side in (deployment, deployment.decode) if side is not None]
+    sides = deployment.sides
     kv_blocks = sum(side.kv.num_blocks * side.parallel.ranks for side in sides)
     stage_s = sum(side.parallel.pp * side.parallel.ranks for side in sides) * span_s
     used_s = {name: float(getattr(totals, column).sum()) for name, column in TIME_USES.items()}
@@ -100,8 +106,8 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
         busy_share=Estimate(float(busy.mean())),
         replica_busy_share=tuple(Estimate(float(b)) for b in busy),
         batch_seqs=Estimate(_ratio(records.series.seqs_s.sum(), records.series.step_s.sum())),
-        mfu=Estimate(mfu),
-        mbu=Estimate(mbu),
+        mfu=Estimate(_ratio(flops, peak_flops)),
+        mbu=Estimate(_ratio(moved, peak_bytes)),
         kv_utilization=Estimate(_ratio(totals.kv_block_s.sum(), kv_blocks * span_s)),
         power_w=Estimate(power_w),
         energy_j_per_output_token=Estimate(_ratio(power_w * span_s, output)),
@@ -109,6 +115,30 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
         time_shares={name: Estimate(_ratio(seconds, sum(used_s.values()))) for name, seconds in used_s.items()},
         tokens_per_step=Estimate(records.speculation.tokens_per_step if records.speculation else math.nan),
     )
+
+
+def by_group(records: Records, deployment: Deployment) -> list[tuple[Records, Deployment]]:
+    """Return the records and the deployment of each group of replicas; requests belong to their last replica's group.
+
+    Times between tokens and the time series are not recorded by group: they remain those of all groups.
+    """
+    if not deployment.groups:
+        return [(records, deployment)]
+    found, first = [], 0
+    for group in deployment.replica_groups:
+        own = slice(first, first + group.parallel.ranks)
+        first = own.stop
+        rows = (records.requests.replica >= own.start) & (records.requests.replica < own.stop)
+        changes = {"requests": _sliced(records.requests, rows), "totals": _sliced(records.totals, own)}
+        if (steps := records.steps) is not None:
+            changes["steps"] = _sliced(steps, (steps.replica >= own.start) & (steps.replica < own.stop))
+        found.append((replace(records, **changes), group))
+    return found
+
+
+def _sliced(columns: Any, rows: Any) -> Any:
+    names = [one.name for one in dataclasses.fields(columns) if isinstance(getattr(columns, one.name), np.ndarray)]
+    return replace(columns, **{name: getattr(columns, name)[rows] for name in names})
 
 
 def model_flops(totals: ReplicaTotals, model: ModelSpec) -> float:

@@ -57,7 +57,7 @@ def signatures() -> dict[str, Any]:
         "rank": j.f8(j.f8, j.f8, j.i8, j.i8, j.f8, j.f8, j.f8, j.f8, j.i8, j.i8, j.i8, j.f8, j.i8),
         "batching": j.triple_of_ints(*[j.i8] * len(ARGUMENTS["batching"])),
         "memory": j.i8(j.i8, j.i8, j.f8, *[j.i8] * 7),
-        "router": j.i8(j.i8, j.f8, j.f8, j.i8, j.i8, j.i8, *[j.i8_1d] * len(ROUTER_ARRAYS)),
+        "router": j.i8(j.i8, j.f8, j.f8, j.i8, j.i8, j.i8, *[j.i8_1d] * (len(ROUTER_ARRAYS) - 1), j.f8_1d),
         "preemption": j.f8(j.f8, j.f8, j.f8, j.f8, j.i8, j.f8, j.i8, j.i8, j.f8, j.i8),
         "binning": j.i8(j.f8, j.i8),
     }
@@ -107,7 +107,7 @@ def _require_number(policy: Policy) -> None:
         "rank": (0.0, 0.0, 1, 0, 1.0, 1.0, 1.0, 0.0, 0, 0, 0, 0.0, 0),
         "batching": (0, 0, 1, 0, 0, 64, 8, 0, 0, 0, 0, 0, 0, 0, 1, *policy.all_parameters),
         "memory": (1, 1, 1.0, 64, 16, 8, 8, 0, 0, 2),
-        "router": (0, 0.5, 0.5, 1, -1, 8, *[none] * len(ROUTER_ARRAYS)),
+        "router": (0, 0.5, 0.5, 1, -1, 8, *[none] * (len(ROUTER_ARRAYS) - 1), np.ones(2)),
         "preemption": (0.0, 1.0, 1.0, 2.0, 1, 1.0, 1, 1, 0.0, 0),
         "binning": (1.0, 1),
     }

@@ -33,7 +33,7 @@ MEMORY_ARGUMENTS = (
 )  # fmt: skip
 ROUTER_ARGUMENTS = (
     "request_number", "draw_a", "draw_b", "prompt_tokens", "previous_replica", "total_blocks", "waiting", "running",
-    "tokens", "free_blocks", "prefix_tokens", "index_tokens",
+    "tokens", "free_blocks", "prefix_tokens", "index_tokens", "service_rate",
 )  # fmt: skip
 ROUTER_ARRAYS = ROUTER_ARGUMENTS[6:]
 """The arguments of routers that have one entry per replica."""
@@ -240,7 +240,8 @@ def router(function: Function | None = None, *, name: str = "", prefix: str = ""
     ``index_tokens``. ``prefix_tokens`` is how many of the ``prompt_tokens`` a replica has: those in its prefix cache
     (``prefix="cache"``), or those in the router's own index of the prompts that it sent there (``prefix="index"``),
     which has ``index_tokens`` tokens. ``previous_replica`` is the replica that this router chose for the session's
-    latest earlier turn, or -1 if there is none. ``draw_a`` and ``draw_b`` are uniform on [0, 1).
+    latest earlier turn, or -1 if there is none. ``service_rate`` is how many mean requests per second a replica would
+    end if its slots were always full, 1 for all in the gateway. ``draw_a`` and ``draw_b`` are uniform on [0, 1).
     """
     if function is None:
         return lambda f: make("router", f, name=name or f.__name__, prefix=prefix)

@@ -67,6 +67,35 @@ def fewest_tokens(tokens):
 
 
 @router
+def shortest_expected_delay(waiting, running, service_rate):
+    """The replica with the fewest requests for its speed, this one included: (requests + 1) / service rate.
+
+    Also weighted join-the-shortest-queue (Banawan and Zeidat 1992; Selen et al., Queueing Systems 84, 2016). With
+    equal speeds it is ``least_outstanding``.
+    """
+    best, least = 0, (waiting[0] + running[0] + 1) / service_rate[0]
+    for replica in range(1, len(waiting)):
+        delay_s = (waiting[replica] + running[replica] + 1) / service_rate[replica]
+        if delay_s < least:
+            best, least = replica, delay_s
+    return best
+
+
+@router(name="least_work_left")
+def work_left(prompt_tokens, tokens, service_rate):
+    """The replica that ends its prompt and predicted output tokens first: (tokens + prompt tokens) / service rate.
+
+    With equal speeds it is ``least_tokens``.
+    """
+    best, least = 0, (tokens[0] + prompt_tokens) / service_rate[0]
+    for replica in range(1, len(tokens)):
+        work_s = (tokens[replica] + prompt_tokens) / service_rate[replica]
+        if work_s < least:
+            best, least = replica, work_s
+    return best
+
+
+@router
 def power_of_two(draw_a, draw_b, waiting, running):
     """The less loaded of two replicas drawn at random."""
     a = int(draw_a * len(waiting))

@@ -78,8 +78,8 @@ class Lexical:
 
     After some tokens, the prediction is the first one conditioned on the tokens so far (``LengthDistribution.given``).
     If the text so far is known, a model of the remaining length (``lexical_model.WindowModel``) predicts instead, at
-    the tokens so far where it was better than conditioning on held-out prompts (``held_out_``). It learns from at most
-    ``max_windows`` beginnings of outputs, each a multiple of ``window_tokens`` tokens long, drawn at random.
+    the tokens so far where held-out prompts show that it is better than conditioning (``held_out_``). It learns from at
+    most ``max_windows`` beginnings of outputs, each a multiple of ``window_tokens`` tokens long, drawn at random.
     """
 
     kind: ClassVar[str] = "lexical"

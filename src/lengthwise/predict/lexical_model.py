@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -242,7 +242,8 @@ _PROMPT = [
 WINDOW_COLUMNS = len(PROGRESS) + len(_PROMPT) + 4
 _MAX_WINDOWS_PER_REQUEST = 40
 _MIN_SCALE = 0.05
-_MIN_ROWS, _MIN_PROMPTS = 200, 20
+_MIN_ROWS, _MIN_PROMPTS = 200, 100
+_MIN_ERRORS = 2.0  # standard errors: by chance alone, 2.3 % of bands are better by so much
 _MIN_ALIVE, _MIN_UNCENSORED = 50, 0.5
 _WINDOW_FOLDS = 3
 _WEIGHT_POWER = 0.25
@@ -268,18 +269,19 @@ class BandLosses:
     half_width: float
 
     @property
-    def is_used(self) -> bool:
-        """Return whether enough windows and prompts show that the window model is better, by a standard error."""
+    def is_better(self) -> bool:
+        """Return whether a paired test over prompts shows that the window model is better: by two standard errors."""
         enough = self.windows >= _MIN_ROWS and self.prompts >= _MIN_PROMPTS
-        return enough and self.repredicted + self.half_width <= self.conditioned
+        return enough and self.repredicted + _MIN_ERRORS * self.half_width <= self.conditioned
 
 
 def reading_range(held_out: Sequence[BandLosses]) -> tuple[int, int] | None:
     """Return the first and last tokens so far at which the window model predicts; None if it never does.
 
-    They are the ends of the first uninterrupted sequence of bands in which it is used.
+    The bands are tested in their order, and the first one that fails ends the range. So the chance to read text that
+    is of no use is that of a single test, however many bands follow (a fixed-sequence test, Maurer et al. 1995).
     """
-    used = list(takewhile(lambda band: band.is_used, dropwhile(lambda band: not band.is_used, held_out)))
+    used = list(takewhile(lambda band: band.is_better, held_out))
     return (used[0].first, used[-1].last) if used else None
 
 
@@ -337,8 +339,8 @@ def fit_windows(
     """Return a model of the remaining length, and its losses in each band of tokens so far.
 
     It learns from at most ``max_windows`` windows: beginnings of outputs, of multiples of ``window_tokens`` tokens,
-    drawn at random. The losses are measured on held-out prompts. The model is None if it beats conditioning in no band;
-    with fewer than 200 windows or 20 prompts there are no losses either.
+    drawn at random. The losses are measured on held-out prompts. The model is None if ``reading_range`` is; with fewer
+    than 200 windows or 100 prompts there are no losses either.
     """
     if samples.output is None:
         return None, ()
@@ -398,18 +400,27 @@ def _band_losses(
     at[scored] = np.arange(len(scored))
     windows = np.flatnonzero(at[row] >= 0)
     windows = windows[known.tokens[at[row[windows]]] > so_far[windows]]
-    of, prompt, band = known.take(at[row[windows]]), base.prompt[row[windows]], _band(so_far[windows])
-    conditioned = base.predicted.take(row[windows]).given(so_far[windows])
+    of, conditioned = known.take(at[row[windows]]), base.predicted.take(row[windows]).given(so_far[windows])
     losses = np.stack([pinball_losses(one, of) for one in (predicted.take(windows), conditioned)])
-    made = []
+    return compared_bands(so_far[windows], base.prompt[row[windows]], of.weight, losses, window_tokens)
+
+
+def compared_bands(
+    so_far: Ints, prompt: Ints, weight: Floats, losses: Floats, window_tokens: int
+) -> tuple[BandLosses, ...]:
+    """Return the mean losses in each band of windows, with the standard error of their difference over prompts.
+
+    ``losses`` [2, n] are those of the window model and of conditioning; other columns are [n].
+    """
+    band, made = _band(so_far), []
     for k in np.unique(band):
         rows = band == k
-        weight, loss = of.weight[rows], losses[:, rows]
-        means = np.average(loss, axis=1, weights=weight)
-        off = weight * (loss[0] - loss[1] - (means[0] - means[1]))
-        error = float(np.sqrt((np.bincount(prompt[rows], off) ** 2).sum()) / weight.sum())
+        w, loss = weight[rows], losses[:, rows]
+        means = np.average(loss, axis=1, weights=w)
+        off = w * (loss[0] - loss[1] - (means[0] - means[1]))
+        error = float(np.sqrt((np.bincount(prompt[rows], off) ** 2).sum()) / w.sum())
         first = window_tokens if k == 0 else int(BANDS[k - 1]) + 1
-        last = int(so_far[windows][rows].max()) if k == band.max() else int(BANDS[k])
+        last = int(so_far[rows].max()) if k == band.max() else int(BANDS[k])
         prompts = len(np.unique(prompt[rows]))
         made.append(BandLosses(first, last, int(rows.sum()), prompts, float(means[0]), float(means[1]), error))
     return tuple(made)

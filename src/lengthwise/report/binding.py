@@ -63,7 +63,7 @@ def bottleneck_of(result: Result) -> HardwareBottleneck:
         )
     return what_binds(
         result.summary,
-        max_batch_seqs=result.deployment.limits.max_num_seqs / result.deployment.parallel.pp,
+        max_batch_seqs=max(one.limits.max_num_seqs / one.parallel.pp for one in result.deployment.replica_groups),
         reserves=result.deployment.scheduler.reserves_ahead,
         open_loop=is_open_loop(result) and result.summary.is_steady,
         preempts_only_for_memory=result.deployment.scheduler.preemption == "never",

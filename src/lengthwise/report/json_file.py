@@ -123,13 +123,17 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
     decode, decode_axes = deployment.decode, ("batching", "memory", "preemption_mode", "router")
     if decode is not None:  # prefill and decode are disaggregated
         properties["decode"] = {
-            **{name: getattr(decode.parallel, name) for name in ("gpus", "tp", "pp", "replicas")},
+            "gpu": (decode.gpu or deployment.gpu).name,
+            **{name: getattr(decode.parallel, name) for name in ("gpus", "tp", "pp", "ep", "replicas")},
             **{axis: _policy_name(getattr(decode, axis)) for axis in decode_axes},
             "max_num_seqs": decode.limits.max_num_seqs,
             "kv_blocks": decode.kv.num_blocks,
+            "cost_source": decode.cost.evidence.source,
             "transfer_fixed_s": decode.kv_transfer.fixed_s,
             "transfer_token_s": decode.kv_transfer.token_s,
         }
+    if deployment.groups:
+        properties["groups"] = [deployment_facts(group) for group in deployment.replica_groups]
     return properties
 
 

@@ -83,14 +83,15 @@ def warnings(one: Evaluation) -> list[str]:
 
 def repredictions(one: Evaluation) -> str:
     """Return a phrase on when a predictor reads the output generated so far, with losses on held-out prompts."""
-    if one.reads_output is None:
-        reason = "reading the output was no better on held-out prompts" if one.held_out else "it reads no output"
-        return f"after the first token: the first prediction given the tokens so far ({reason})"
-    low, high = one.reads_output
     losses = "; ".join(
         f"{band.repredicted:.3g} instead of {band.conditioned:.3g} at {band.first:,} to {band.last:,}"
         for band in one.held_out
     )
+    if one.reads_output is None:
+        evidence = f"held-out prompts do not show that reading the output is better; pinball loss {losses}"
+        reason = evidence if losses else "it has not learned to read outputs"
+        return f"after the first token: the first prediction given the tokens so far ({reason})"
+    low, high = one.reads_output
     return f"reads the output so far at {low:,} to {high:,} tokens" + (losses and f" (pinball loss held out: {losses})")
 
 

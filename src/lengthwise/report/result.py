@@ -77,11 +77,11 @@ def hardware(results: Sequence[Result]) -> str:
             " on ".join(filter(None, (r.engine.get("Model"), r.engine.get("Engine")))) or r.name for r in measured
         )
         return " / ".join(dict.fromkeys(labels))
-    setups = {(d.model.name, d.gpus, d.gpu.name) for d in known}
+    setups = {(d.model.name, d.hardware) for d in known}
     if len(setups) == 1:
-        model, gpus, gpu = setups.pop()
-        return f"{model} on {gpus} {TIMES} {gpu}"
-    models = {model for model, _, _ in setups}
+        model, gpus = setups.pop()
+        return f"{model} on {gpus.replace(' x ', f' {TIMES} ')}"
+    models = {model for model, _ in setups}
     count = f"{len(results)} deployments"
     return f"{models.pop()}: {count}" if len(models) == 1 else count
 

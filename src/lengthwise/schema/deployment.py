@@ -344,8 +344,9 @@ class Scheduler(PolicyAxes):
     def _check_reserve(self) -> None:
         if self.reserves_max_tokens:
             raise InputError(
-                "reserve = true takes the place of GUARANTEED_NO_EVICT, which reserves memory for every max_tokens; "
-                'set trtllm = { capacity_scheduler_policy = "MAX_UTILIZATION" } with it, or leave reserve out'
+                'reserve = true takes the place of GUARANTEED_NO_EVICT, the default of scheduler "trtllm", which '
+                "reserves memory for every max_tokens; set scheduler.trtllm = { capacity_scheduler_policy = "
+                '"MAX_UTILIZATION" } with it, or leave reserve out'
             )
         if self.async_scheduling:
             raise InputError("reserve = true is not modelled with async_scheduling yet; leave one of them out")
@@ -387,9 +388,10 @@ class KvGroups:
 
     All groups take their blocks from one pool. In a group of ``full`` attention a request has blocks for all its
     tokens. A ``local`` group frees the blocks before the sliding window of ``local_tokens`` tokens, or with ``chunked``
-    those before the current chunk of that size. A group of ``states`` (Mamba, linear attention) has one block for each
-    request. Blocks are freed when the request gets its next ones, so that a request holds those of up to
-    ``in_flight_tokens`` tokens (those of a step) besides.
+    those before the current chunk of that size; models with such groups begin with one of their layers, so that vLLM
+    numbers them first. A group of ``states`` (Mamba, linear attention) has one block for each request. Blocks are freed
+    when the request gets its next ones, so that a request holds those of up to ``in_flight_tokens`` tokens (those of a
+    step) besides.
     """
 
     block_size: int
@@ -419,10 +421,19 @@ class KvGroups:
             return -(-min(self.local_tokens + self.in_flight_tokens, max_model_len) // self.block_size)
         return -(-min(self.local_tokens - 1 + self.in_flight_tokens, max_model_len) // self.block_size) + 1
 
-    def required(self, tokens: int, max_model_len: int) -> int:
-        """Return the blocks that must be free to admit a request of ``tokens`` tokens."""
+    @property
+    def window_blocks(self) -> int:
+        """Return the blocks before a token that a window must have to continue a cached prefix there."""
+        return 0 if self.chunked or not self.local else -(-(self.local_tokens - 1) // self.block_size)
+
+    def required(self, tokens: int, max_model_len: int, found: int = 0, skipped: int = 0) -> int:
+        """Return the blocks that must be free to admit a request of ``tokens`` tokens.
+
+        They include those of its ``found`` blocks in every group, of which local groups lack the first ``skipped``.
+        """
         blocks = -(-tokens // self.block_size)
-        return self.full * blocks + self.local * min(blocks, self.local_cap(max_model_len)) + self.states
+        local = max(min(blocks, self.local_cap(max_model_len)), found) - skipped
+        return self.full * blocks + self.local * local + self.states
 
     def longest(self, max_model_len: int) -> int:
         """Return the blocks that the pool must have for one request of ``max_model_len`` tokens."""
@@ -497,7 +508,8 @@ class DecodeSide:
     """Replicas that only decode. The deployment's other replicas prefill the requests.
 
     Decode replicas are numbered after the prefill replicas. Rank, victim policy, bounds on waiting, block size,
-    ``max_model_len`` and timeout of the deployment apply to both sides. The decode side has no prefix cache.
+    ``max_model_len`` and timeout of the deployment apply to both sides. The decode side has no prefix cache. Without
+    ``gpu`` and ``node`` its replicas have those of the prefill side.
     """
 
     parallel: Parallelism
@@ -511,6 +523,8 @@ class DecodeSide:
     # "recompute": a preempted request returns to the replica that prefilled it; "swap": it stays on its decode replica.
     preemption_mode: str = "recompute"
     router: Any = "round_robin"
+    gpu: GpuSpec | None = None
+    node: NodeSpec | None = None
 
 
 _UNIFIED = {
@@ -536,11 +550,23 @@ class Deployment:
     name: str = ""
     decode: DecodeSide | None = None  # with a decode side, the replicas of ``parallel`` only prefill
     speculation: Speculation | None = None
+    # Further groups of replicas behind the same router; the replicas of ``parallel`` are the first group.
+    groups: tuple[Deployment, ...] = ()
+
+    @property
+    def replica_groups(self) -> list[Deployment]:
+        """Return each group of replicas as a deployment of its own; without ``groups``, this deployment alone."""
+        return [replace(self, groups=()), *self.groups] if self.groups else [self]
+
+    @property
+    def schedulers(self) -> int:
+        """Return the number of schedulers with a KV cache of their own: the ranks of all groups, without decode."""
+        return self.parallel.ranks + sum(group.parallel.ranks for group in self.groups)
 
     @property
     def price_per_hour_usd(self) -> float:
         """Return the price of all GPUs for an hour, plus that of CPU memory and storage behind the prefix caches."""
-        usd = self.gpus * self.gpu.price_per_hour_usd
+        usd = self.gpu_price_per_hour_usd
         if (offloading := self.limits.kv_offloading) is not None:
             usd += self.parallel.replicas * offloading.size_gb * offloading.usd_per_gb_hour
             if (storage := offloading.storage) is not None and storage.usd_per_gb_hour:
@@ -548,9 +574,33 @@ class Deployment:
         return usd
 
     @property
+    def gpu_price_per_hour_usd(self) -> float:
+        """Return the price of all GPUs for an hour."""
+        return sum(side.parallel.gpus * side.gpu.price_per_hour_usd for side in self.sides)
+
+    @property
     def gpus(self) -> int:
-        """Return the number of GPUs of all replicas, prefill and decode side together."""
-        return self.parallel.gpus + (self.decode.parallel.gpus if self.decode else 0)
+        """Return the number of GPUs of all replicas, of all groups, prefill and decode side together."""
+        others = sum(group.gpus for group in self.groups)
+        return self.parallel.gpus + (self.decode.parallel.gpus if self.decode else 0) + others
+
+    @property
+    def gpus_by_name(self) -> dict[str, int]:
+        """Return the number of GPUs of each kind."""
+        found: dict[str, int] = {}
+        for side in self.sides:
+            found[side.gpu.name] = found.get(side.gpu.name, 0) + side.parallel.gpus
+        return found
+
+    @property
+    def hardware(self) -> str:
+        """Return the number and the kind of the GPUs as text, such as "8 x H100 + 4 x H200"."""
+        return " + ".join(f"{count} x {name}" for name, count in self.gpus_by_name.items())
+
+    @property
+    def sides(self) -> tuple[Deployment, ...]:
+        """Return the prefill and the decode side as separate deployments, or else each group of replicas."""
+        return tuple(self.replica_groups) if self.decode is None else (replace(self, decode=None), self.decoding())
 
     @property
     def watermark(self) -> float:
@@ -591,6 +641,8 @@ class Deployment:
         axes = {name: getattr(side, name) for name in ("batching", "memory", "router", "preemption_mode")}
         return replace(
             self,
+            gpu=side.gpu or self.gpu,
+            node=side.node or self.node,
             parallel=side.parallel,
             limits=replace(
                 side.limits, timeout_s=self.limits.timeout_s, enable_prefix_caching=False, kv_offloading=None
@@ -608,6 +660,7 @@ class Deployment:
         """
         self._require_vllm_rules()
         self._require_rules_of_speculation()
+        self.require_like_groups()
         if self.scheduler.reserve and (self.decode is not None or self.limits.kv_offloading is not None):
             part = "disaggregation" if self.decode is not None else "kv_offloading"
             raise InputError(f"reserve = true is not modelled with {part} yet; leave one of them out")
@@ -652,6 +705,38 @@ class Deployment:
                 f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
                 f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
             )
+
+    def require_like_groups(self) -> None:
+        """Raise InputError if the groups of replicas differ in what one router and one scheduler must share."""
+        if not self.groups:
+            return
+        parts = {
+            "disaggregation": any(one.decode is not None for one in self.replica_groups),
+            "data-parallel ranks (dp)": any(one.parallel.dp > 1 for one in self.replica_groups),
+            "speculation": any(one.speculation is not None for one in self.replica_groups),
+            "kv_offloading": any(one.limits.kv_offloading is not None for one in self.replica_groups),
+            "partial tensor parallelism": any(one.cost.other is not None for one in self.replica_groups),
+            f'scheduler "{self.scheduler.engine_rules}"': bool(self.scheduler.engine_rules),
+            "reserve": self.scheduler.reserve,
+        }
+        if names := " or ".join(part for part, is_set in parts.items() if is_set):
+            raise InputError(f"several groups of replicas are not modelled with {names} yet; leave one of them out")
+        common: dict[str, Any] = {
+            "model": [one.model.name for one in self.replica_groups],
+            "scheduler": [one.scheduler for one in self.replica_groups],
+            "max_model_len": [one.max_model_len for one in self.replica_groups],
+            "engine.block_size": [one.kv.block_size for one in self.replica_groups],
+            "KV cache groups of layers": [one.kv.groups for one in self.replica_groups],
+            "front end (host)": [one.cost.front for one in self.replica_groups],
+            **{
+                f"engine.{name}": [getattr(one.limits, name) for one in self.replica_groups]
+                for name in ("timeout_s", "enable_prefix_caching", "prefix_cache", "radix_eviction_policy")
+            },
+        }
+        for name, values in common.items():
+            if any(value != values[0] for value in values):
+                shown = " and ".join(dict.fromkeys(map(str, values)))
+                raise InputError(f"all groups of replicas must have the same {name}; they have {shown}")
 
     def _rarely_modelled(self) -> dict[str, bool]:
         """Return by name whether the deployment has settings that few rules of vLLM are modelled with."""
@@ -734,7 +819,12 @@ class Deployment:
             )
 
     def require_one_side(self, owner: str) -> None:
-        """Raise InputError unless every replica prefills and decodes. ``owner`` names the feature that requires it."""
+        """Raise InputError unless all replicas are alike, and prefill and decode. ``owner`` names what requires it."""
+        if self.groups:
+            raise InputError(
+                f"{owner} takes no groups of replicas yet: all replicas must be alike. Give each group of "
+                "[[deployment.groups]] a scenario of its own"
+            )
         if self.decode is not None:
             raise InputError(
                 f"{owner} takes no decode side yet: every replica must prefill and decode. Take decode out of the "

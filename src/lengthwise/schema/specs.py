@@ -86,6 +86,8 @@ class ModelFacts:
     learned_positions: int = 0  # rows of a learned position table (OPT, GPT-3); 0: none
     norm_bias: bool = False  # True: norms are LayerNorms with a bias; False: RMSNorms
     published_params: float | None = None
+    fp4_outputs: bool = False  # whether checkpoints in FP4 quantize output projections and all MLPs, not only experts
+    mtp_modules: int = 0  # published modules of multi-token prediction
     chunked_attention: bool = False  # whether layers with a window see the current chunk of as many tokens (Llama 4)
     source: str = ""
     aliases: tuple[str, ...] = ()

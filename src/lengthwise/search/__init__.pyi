@@ -23,8 +23,12 @@ from .objectives import REPLICAS as REPLICAS
 from .objectives import AtCapacity as AtCapacity
 from .objectives import Bench as Bench
 from .objectives import sized as sized
+from .space import GROUPS as GROUPS
+from .space import MAX_CANDIDATES as MAX_CANDIDATES
+from .space import Kind as Kind
 from .space import Space as Space
 from .space import checked as checked
+from .space import mixtures as mixtures
 from .space import settings_key as settings_key
 from .store import Store as Store
 from .store import code_version as code_version

@@ -11,8 +11,9 @@ at most the KV tokens that fit in the cache, and more only where requests share 
 between tokens is limited, a share q of the tokens comes from steps that are short enough. In addition, requests arrive
 no faster than the front end admits them. With speculation, all proposed tokens count as accepted.
 
-Under disaggregation each side has its part of a request's work, its own steps and its own limits, and the rate is at
-most the smaller bound of both. If transfers go one at a time, a replica of each side is also limited by their times.
+Unlike replicas behind one router are bounded together (``_mixed_ceiling``). Under disaggregation each side has its
+part of a request's work, its own steps and its own limits, and the rate is at most the smaller bound of both. If
+transfers go one at a time, a replica of each side is also limited by their times.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ REJECTION_S = 1e-9
 BUDGETED = ("chunked", "unified", "vidur_sarathi")
 """Batching policies whose steps have at most max(token budget, decoding sequences) tokens."""
 
+WEIGHTS = np.linspace(0.0, 1.0, 9)  # of the kinds of work that bound unlike replicas
 SLOPE_SPAN = 256  # number of last entries whose mean slope extrapolates a table, as in the engine
 
 
@@ -71,7 +73,8 @@ class Ceiling:
     stages. ``jct_s`` is approximately the JCT of a mean request at full load. ``impossible`` maps the metric of each
     limit that breaks at every rate to the reason. ``parts`` has the bound of each part of the deployment without
     preemptions: the replicas or, under disaggregation, each side and the KV transfer; the front end if it has one.
-    ``rate_rps`` is the smallest, or above it if preemptions move tokens of the decode side to the prefill side.
+    ``rate_rps`` is the smallest, or above it if preemptions move tokens of the decode side to the prefill side. The
+    parts of unlike replicas are the groups, each with the bound of mean requests.
     """
 
     rate_rps: float
@@ -84,6 +87,8 @@ class Ceiling:
 def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] = ()) -> Ceiling:
     """Return an upper bound on the rate that the deployment sustains on such requests under these limits."""
     limits, decode = tuple(limits), deployment.decode
+    if deployment.groups:
+        return _mixed_ceiling(deployment, requests, limits)
     most = 1 + (deployment.speculation.num_speculative_tokens if deployment.speculation else 0)  # tokens of a step
     sides = [deployment] if decode is None else [replace(deployment, decode=None), deployment.decoding()]
     stages = [_Stages(side) for side in sides]
@@ -95,8 +100,9 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     if decode is not None:
         link = decode.kv_transfer
         transfer_s = np.where(output > 1, link.fixed_s + link.token_s * prompt, 0.0)
-    impossible = _impossible(limits, stages, computed, (output, -(-(output - 1) // most)), transfer_s)
     min_step_s = float(stages[-1].through_s[1])
+    isolated = stages[0].isolated_s(computed), min_step_s
+    impossible = _impossible(limits, isolated, (output, -(-(output - 1) // most)), transfer_s)
     if not is_admitted.any():
         return Ceiling(math.inf, min_step_s, 0.0, impossible)
     p, d, c = prompt.astype(np.float64), output.astype(np.float64) - 1, computed.astype(np.float64)
@@ -122,6 +128,68 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     without_preemptions = {} if decode is None else {"decode side": rates[1]}
     shown = {name: rate * slack for name, rate in (parts | without_preemptions).items()}
     return Ceiling(min(parts.values()) * slack, min_step_s, jct_s, impossible, shown)
+
+
+def _mixed_ceiling(deployment: Deployment, requests: Workload, limits: tuple[Limit, ...]) -> Ceiling:
+    """Return the bound of several groups of replicas behind one router, which may send each group what suits it.
+
+    A request has m tokens, takes part in s steps and holds k KV tokens summed over its steps. Of a group's replica, let
+    a step of x tokens take at least W(x), with at most S sequences and K KV tokens in it. Whatever the router does, for
+    any weights a, b and c, each replica then adds at most max_x (a x + b S + c K) / W(x) of weighted work per second,
+    and the rate is at most the sum over all replicas divided by a E[m] + b E[s] + c E[k]. The least of several weights
+    is taken (duality of the linear program that divides the work). Limits on quantiles of all requests or tokens may be
+    broken on one group and met on another, so that none bounds the rate; a limit is impossible if each request and step
+    would break it on the group that is fastest for it.
+    """
+    groups = deployment.replica_groups
+    own = [ceiling(group, requests) for group in groups]
+    is_admitted = _admitted(deployment, requests)
+    output = np.minimum(requests.output_tokens, deployment.max_model_len - requests.prompt_tokens)
+    prompt, output = requests.prompt_tokens[is_admitted], np.maximum(output[is_admitted], 1)
+    computed = _computed_tokens(deployment, requests)[is_admitted]
+    stages = [_Stages(group) for group in groups]
+    isolated = np.min([one.isolated_s(computed) for one in stages], axis=0), min(one.min_step_s for one in own)
+    impossible = _impossible(limits, isolated, (output, output - 1), np.zeros(len(prompt)))
+    if not is_admitted.any():
+        return Ceiling(math.inf, isolated[1], 0.0, impossible)
+    c, d = computed.astype(np.float64), output.astype(np.float64) - 1
+    means = [float(of.mean()) for of in (c + d, d + 1, c * d + d * (d - 1) / 2)]
+    shares = [(a, b, 1 - a - b) for a in WEIGHTS for b in WEIGHTS if a + b <= 1]
+    weights = np.array([[share / mean for share, mean in zip(one, means, strict=True)] for one in shares if means[2]])
+    if not means[2]:  # no output has a second token
+        weights = np.array([[a / means[0], (1 - a) / means[1], 0.0] for a in WEIGHTS])
+    added = [_weighted_work(group, of, weights) for group, of in zip(groups, stages, strict=True)]
+    rate_rps = np.sum(added, axis=0).min()
+    parts = {
+        f"group {number}, {group.parallel.replicas} x {group.gpu.name}": one.parts["replicas"]
+        for number, (group, one) in enumerate(zip(groups, own, strict=True), 1)
+    }
+    bound = float(rate_rps) * SLACK / float(is_admitted.mean())
+    front = own[0].parts.get("front end", math.inf)
+    return Ceiling(min(bound, front), isolated[1], max(one.jct_s for one in own), impossible, parts)
+
+
+def _weighted_work(group: Deployment, stages: _Stages, weights: Floats) -> Floats:
+    """Return by row of ``weights`` the most weighted tokens, sequences and KV tokens that a group adds per second."""
+    limits, kv = group.limits, group.kv
+    seqs = min(limits.max_step_seqs or math.inf, limits.max_num_seqs)
+    full = kv.groups.full if kv.groups else 1
+    kv_tokens = kv.num_blocks * kv.block_size / full if full else math.inf
+    batching = policy.resolve("batching", group.scheduler.batching)
+    budget = math.inf
+    if batching.builtin and batching.name in BUDGETED:
+        budget = max(limits.max_num_batched_tokens, seqs)
+    slowest = int(np.argmax(stages.each_s[:, 1]))
+    row, slope = stages.each_s[slowest], float(stages.slope_s[slowest])
+    tokens, seconds = hull(row, slope, 2.0 * len(row) if math.isinf(budget) else budget)
+    if tokens[-1] > budget:
+        tokens, seconds = np.minimum(tokens, budget), np.interp(np.minimum(tokens, budget), tokens, seconds)
+    work = weights[:, :1] * tokens + weights[:, 1:2] * seqs
+    work += np.where(weights[:, 2:] > 0, weights[:, 2:] * kv_tokens, 0.0)
+    most: Floats = np.max(work / seconds, axis=1)
+    if math.isinf(budget) and slope > 0:  # steps of any length
+        most = np.maximum(most, weights[:, 0] / slope)
+    return most * group.parallel.ranks
 
 
 def _parts(deployment: Deployment, rates: list[float], decoded: float, transfer_s: float) -> dict[str, float]:
@@ -186,6 +254,9 @@ def _admitted(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool
 
 def _rejections(deployment: Deployment, requests: Workload) -> npt.NDArray[np.int64]:
     """Return why each request is rejected, [n], apart from its parents."""
+    if deployment.groups:  # Each group must admit it: the router may choose any replica.
+        own = [_rejections(group, requests) for group in deployment.replica_groups]
+        return np.asarray(np.max(own, axis=0))
     prompt, kv = requests.prompt_tokens, deployment.kv
     largest = min(deployment.limits.max_num_batched_tokens, kv.kv_tokens(deployment.max_model_len))
     fitting = largest * (1 - deployment.watermark)
@@ -340,10 +411,14 @@ def _min_ratio(seconds: Floats, work: Floats) -> float:
 
 
 def _impossible(
-    limits: Iterable[Limit], stages: list[_Stages], prompt: Ints, outputs: tuple[Ints, Ints], transfer_s: Floats
+    limits: Iterable[Limit], isolated_s: tuple[Floats, float], outputs: tuple[Ints, Ints], transfer_s: Floats
 ) -> dict[str, str]:
-    """Return the limits that no request alone meets. ``outputs`` are tokens, and the fewest decode steps for them."""
-    min_step_s, ttft_s = float(stages[-1].through_s[1]), stages[0].isolated_s(prompt)
+    """Return the limits that no request alone meets.
+
+    ``isolated_s`` are the least seconds of each prompt alone and of a decode step; ``outputs`` are tokens, and the
+    fewest decode steps for them.
+    """
+    ttft_s, min_step_s = isolated_s
     output, steps = outputs
     decodes, decode_s = output > 1, transfer_s + steps * min_step_s
     isolated = {"ttft": ttft_s, "jct": ttft_s + decode_s, "tbt": np.full(int(decodes.sum()), min_step_s)}

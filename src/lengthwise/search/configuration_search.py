@@ -68,7 +68,10 @@ SCOUTING_ERROR = 0.05
 It is larger if ranked configurations had larger errors."""
 MODEL_ERROR = 0.5
 """The best configuration of another GPU or model is ranked if a scouted objective better by this share would win."""
-HARDWARE = ("deployment.gpu", "deployment.node", "deployment.model", "deployment.cost")
+HARDWARE = (
+    "deployment.gpu", "deployment.groups", "deployment.node", "deployment.model", "deployment.cost",
+    "deployment.decode.gpu", "deployment.decode.node", "deployment.decode.cost",
+)  # fmt: skip
 
 
 @dataclass
@@ -409,14 +412,13 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
     """
     if question.objective.name != "requests_per_dollar":
         return ()  # at a given rate, another bound changes the number of replicas or nothing
-    found = []
+    found, known = [], Choices()
     for limit in question.slo_limits.limits:
         if split(limit.metric)[0] not in LIMITED:
             continue
         fastest = {trade.choice for trade in frontier(ranked, limit.metric, question.slo_limits.limits)[-LEADERS:]}
         choices = [c for at, c in enumerate(ranked) if at < LEADERS or c.name in fastest]
-        run.expected["shift"] = run.done.get("shift", 0) + len(choices) * len(BOUND_FACTORS)
-        rough = {factor: run.evaluated("shift", choices, (limit.metric, factor)) for factor in BOUND_FACTORS}
+        rough = _rough(run, choices, limit.metric, known)
         for factor in BOUND_FACTORS:
             best, name = math.nan, ""
             for choice, other, requested in zip(choices, rough[factor], rough[1.0], strict=True):
@@ -429,6 +431,31 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
             best = min(best, exact) if factor < 1 else max(best, exact) if factor > 1 else best
             found.append(Shift(limit.metric, limit.bound * factor, name, best))
     return tuple(found)
+
+
+def _rough(run: Run, choices: Sequence[Choice], metric: str, known: Choices) -> dict[float, list[Choice]]:
+    """Return the choices with rough objectives for each factor of the metric's bound.
+
+    ``known`` holds those for the requested bounds, which are the same for each metric, by key. Each search starts at
+    the rate found for the nearest factor on the side of the requested bound.
+    """
+    new = [choice for choice in choices if choice.key not in known]
+    run.expected["shift"] = run.done.get("shift", 0) + len(new) + len(choices) * (len(BOUND_FACTORS) - 1)
+    known |= {choice.key: choice for choice in run.evaluated("shift", new, (metric, 1.0))}
+    found = {1.0: [known[choice.key] for choice in choices]}
+    for factors in (
+        sorted(f for f in BOUND_FACTORS if f > 1),
+        sorted((f for f in BOUND_FACTORS if f < 1), reverse=True),
+    ):
+        near = list(choices)
+        for factor in factors:
+            found[factor] = run.evaluated("shift", near, (metric, factor))
+            rates_rps = [one.objective.value * one.price_per_hour_usd / 3600 for one in found[factor]]
+            near = [
+                replace(choice, capacity_rps=Estimate(rate_rps)) if rate_rps > 0 else choice
+                for choice, rate_rps in zip(choices, rates_rps, strict=True)
+            ]
+    return found
 
 
 def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:

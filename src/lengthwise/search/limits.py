@@ -10,6 +10,7 @@ import numpy as np
 
 from lengthwise.cost.model_error import DRAWS
 from lengthwise.metrics import Slo
+from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.metric_names import QUANTILES, is_quantile, metric_of, quantile_level, quantity, split
 from lengthwise.schema.plan import Limit, Objective, limit_text
@@ -219,21 +220,27 @@ class Question:
     """The question that a search answers for each configuration; ``objective`` is one of ``OBJECTIVES``.
 
     ``rate_rps`` is the offered load, for objectives that need one; without it, "energy" is measured at capacity.
-    ``max_gpus`` limits the GPUs of all replicas together. ``requests`` is the number of requests in an offline batch
-    ("makespan"). Capacities of ranked configurations reach the relative half-width ``precision`` at the confidence
-    ``level``, over ``seeds`` independent repetitions, if the load has enough requests. The interval of the cost model's
-    error comes from short runs with ``model_draws`` perturbed cost tables; 0: there is no such interval.
+    ``max_gpus`` and ``max_usd_per_hour`` limit the GPUs and the price of all replicas together. ``requests`` is the
+    number of requests in an offline batch ("makespan"). Capacities of ranked configurations reach the relative
+    half-width ``precision`` at the confidence ``level``, over ``seeds`` independent repetitions, if the load has enough
+    requests. The interval of the cost model's error comes from short runs with ``model_draws`` perturbed cost tables;
+    0: there is no such interval.
     """
 
     objective: Objective
     slo_limits: SloLimits
     rate_rps: float | None = None
     max_gpus: int = UNLIMITED_GPUS
+    max_usd_per_hour: float = math.inf
     requests: int = 1000
     precision: float = 0.025
     seeds: int = 5
     level: float = 0.95
     model_draws: int = DRAWS
+
+    def is_within_budget(self, deployment: Deployment) -> bool:
+        """Return whether the deployment takes at most ``max_gpus``, at a price of at most ``max_usd_per_hour``."""
+        return deployment.gpus <= self.max_gpus and deployment.price_per_hour_usd <= self.max_usd_per_hour
 
     def __post_init__(self) -> None:
         needs_rate = self.objective.name in (*AT_RATE, "goodput")

@@ -206,8 +206,8 @@ class AtRate(Evaluation):
         deployment, is_sized = self.deployment, self.question.objective.name in AT_RATE
         if self._finds_replicas(choice):
             deployment = self._resized(math.ceil(self._rate_rps / top.rate_rps))
-            if deployment.gpus > self.question.max_gpus:
-                return self._too_many_gpus(choice, deployment, Effort())
+            if not self.question.is_within_budget(deployment):
+                return self._over_budget(choice, deployment, Effort())
         elif is_sized and top.rate_rps < self._rate_rps:
             reason = f"it serves at most {top.rate_rps:.3g} requests/s; the rate is {self._rate_rps:g}"
             return rejected(choice, Exclusion(reason, "cannot serve the rate"))
@@ -222,8 +222,8 @@ class AtRate(Evaluation):
             if not one.rate_rps.value > 0:
                 return self._broken_at_every_rate(choice, one)
             deployment = self._resized(math.ceil(self._rate_rps / one.rate_rps.value))
-            if deployment.gpus > self.question.max_gpus:
-                return self._too_many_gpus(choice, deployment, effort)
+            if not self.question.is_within_budget(deployment):
+                return self._over_budget(choice, deployment, effort)
         return self._measured(choice, deployment, effort, range(1), 1, Status.SCOUTED)
 
     def rank(self, choice: Choice, _threshold: float = math.nan) -> Choice:
@@ -234,8 +234,8 @@ class AtRate(Evaluation):
             guess = max(choice.gpus // deployment.gpus, 1)
             replicas, is_certain = self.fewest_replicas(guess, seeds, effort)
             deployment = self._resized(replicas)
-            if deployment.gpus > self.question.max_gpus:
-                return self._too_many_gpus(choice, deployment, effort)
+            if not self.question.is_within_budget(deployment):
+                return self._over_budget(choice, deployment, effort)
         ranked = self._measured(choice, deployment, effort, seeds, EXACT_LENGTHS, Status.RANKED)
         if ranked.status is Status.RANKED and self.question.objective.name in AT_RATE:
             of_one = self._size(self._resized(2)) - self._size(self._resized(1))
@@ -340,17 +340,24 @@ class AtRate(Evaluation):
         return self.question.rate_rps
 
     def _finds_replicas(self, choice: Choice) -> bool:
-        is_auto = choice.settings.get("deployment.replicas", "auto") == "auto"
+        is_auto = choice.settings.get("deployment.replicas", "auto") == "auto" and not self.deployment.groups
         return self.question.objective.name in AT_RATE and is_auto
 
     def _resized(self, replicas: int) -> Deployment:
         return replace(self.deployment, parallel=replace(self.deployment.parallel, replicas=replicas))
 
-    def _too_many_gpus(self, choice: Choice, deployment: Deployment, effort: Effort) -> Choice:
-        gpus, max_gpus, usd = deployment.gpus, self.question.max_gpus, deployment.price_per_hour_usd
-        reason = f"{self._rate_rps:g} requests/s need {gpus} GPUs; search.max_gpus is {max_gpus}"
-        exclusion = Exclusion(reason, f"takes more than {max_gpus} GPUs")
+    def _over_budget(self, choice: Choice, deployment: Deployment, effort: Effort) -> Choice:
+        gpus, usd = deployment.gpus, deployment.price_per_hour_usd
+        exclusion = _excess_of_budget(f"{self._rate_rps:g} requests/s need", deployment, self.question)
         return rejected(choice, exclusion, effort, gpus=gpus, price_per_hour_usd=usd)
+
+
+def _excess_of_budget(subject: str, deployment: Deployment, question: Question) -> Exclusion:
+    if deployment.gpus > (most := question.max_gpus):
+        return Exclusion(f"{subject} {deployment.gpus} GPUs; search.max_gpus is {most}", f"takes more than {most} GPUs")
+    usd, budget = deployment.price_per_hour_usd, question.max_usd_per_hour
+    reason = f"{subject} GPUs of ${usd:.2f} an hour; search.max_usd_per_hour is {budget:g}"
+    return Exclusion(reason, f"costs more than ${budget:g} an hour")
 
 
 class Makespan(Evaluation):
@@ -471,8 +478,9 @@ class Bench:
         try:
             deployment = self.deployment(choice.settings)
             deployment.require_known_rules(self.load.sample())
-        except (UnknownNameError, PolicyError):
-            raise  # the question is wrong, not the configuration
+        except (UnknownNameError, PolicyError) as error:  # the question is wrong, not the configuration
+            error.add_note("with " + ", ".join(f"{key} = {value!r}" for key, value in choice.settings.items()))
+            raise
         except InputError as error:
             groups = {DoesNotFitError: "does not fit in memory", ProfileError: "is not in the profile"}
             group = next((name for kind, name in groups.items() if isinstance(error, kind)), NOT_BUILT)
@@ -489,6 +497,8 @@ class Bench:
             return rejected(
                 choice, Exclusion(reason, f"takes more than {max_gpus} GPU{'s' * (max_gpus > 1)}"), gpus=gpus
             )
+        if not self.question.is_within_budget(deployment):
+            return rejected(choice, _excess_of_budget("it has", deployment, self.question))
         if not fits_any(deployment, self.load):
             reason = f"every prompt reaches max_model_len ({deployment.max_model_len}) or is rejected"
             return rejected(choice, Exclusion(reason, "takes no request"))
@@ -498,6 +508,8 @@ class Bench:
         """Return the deployment, with one replica if the search has to find the number of replicas."""
         replicas = settings.get(REPLICAS, "auto" if self.question.objective.name in AT_RATE else 1)
         one = self.build(settings)  # with the numbers in it, because the link between both sides depends on them
+        if one.groups:
+            return one
         if one.decode is not None:
             for key, number in ((REPLICAS, replicas), (DECODE_REPLICAS, settings.get(DECODE_REPLICAS, 1))):
                 if not isinstance(number, int):
@@ -516,7 +528,7 @@ class Bench:
 def sized(deployment: Deployment, gpus: int) -> Deployment:
     """Return the deployment with as many replicas as fit on ``gpus`` GPUs, at least one; of two sides, unchanged."""
     parallel = deployment.parallel
-    if deployment.decode is not None:
+    if deployment.decode is not None or deployment.groups:
         return deployment
     return replace(deployment, parallel=replace(parallel, replicas=max(1, gpus // parallel.gpus_per_replica)))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lengthwise.schema.errors import InputError
+from lengthwise.search.limits import Question
 
 Settings = dict[str, Any]
 Axes = dict[str, tuple[Any, ...]]
@@ -78,7 +79,8 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 
 
 _NAMES = {
-    "deployment.gpu": "{}", "deployment.model": "{}", "deployment.tp": "tp{}", "deployment.pp": "pp{}",
+    "deployment.gpu": "{}", "deployment.decode.gpu": "decode {}", "deployment.model": "{}",
+    "deployment.tp": "tp{}", "deployment.pp": "pp{}", "deployment.decode.ep": "decode ep{}",
     "deployment.dp": "dp{}", "deployment.ep": "ep{}", "deployment.redundant_experts": "{} redundant",
     "deployment.replicas": "x{}", "deployment.decode.replicas": "{}", "deployment.decode.tp": "decode tp{}",
     "deployment.decode.pp": "decode pp{}", "deployment.weight_dtype": "{}", "deployment.kv_dtype": "kv {}",
@@ -87,9 +89,56 @@ _NAMES = {
     "engine.max_num_batched_tokens": "t{}", "engine.gpu_memory_utilization": "mem{}",
     "engine.enable_prefix_caching": "cache {}", "engine.prefix_cache": "{} cache",
     "engine.kv_offloading.size_gb": "cpu {}GB", "deployment.speculation.num_speculative_tokens": "{} proposed",
+    "deployment.groups": "{}",
 }  # fmt: skip
+GROUPS = "deployment.groups"
+"""Key of a mixture: the tables of its groups of replicas as JSON text, which is hashable like any other setting."""
 _REPLICAS, _DECODERS, _DISAGGREGATE = "deployment.replicas", "deployment.decode.replicas", "deployment.disaggregate"
 _SWITCH = {True: "on", False: "off"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of replica that a mixture may have: its settings without a number, and the GPUs and price of one."""
+
+    settings: Settings
+    gpus: int
+    usd_per_hour: float
+
+
+def mixtures(kinds: Sequence[Kind], is_of_group: Callable[[str], bool], question: Question) -> Iterator[Settings]:
+    """Yield the configurations of two kinds of replicas, of two GPU types, in all numbers within the budget.
+
+    ``is_of_group`` says which settings a group of replicas may have of its own; the others must be the same in both.
+    """
+    for one, other in itertools.combinations(kinds, 2):
+        shared = [{k: v for k, v in kind.settings.items() if not is_of_group(k)} for kind in (one, other)]
+        if shared[0] != shared[1] or one.settings["deployment.gpu"] == other.settings["deployment.gpu"]:
+            continue
+        for count in range(1, _room(one, question, 0, 0.0) + 1):
+            for more in range(1, _room(other, question, count * one.gpus, count * one.usd_per_hour) + 1):
+                groups = [
+                    {key.rpartition(".")[2]: value for key, value in kind.settings.items() if is_of_group(key)}
+                    | {"replicas": number}
+                    for kind, number in ((one, count), (other, more))
+                ]
+                yield shared[0] | {GROUPS: json.dumps(groups)}
+
+
+def _room(kind: Kind, question: Question, gpus: int, usd: float) -> int:
+    """Return how many replicas of a kind the budget has room for besides some GPUs and their price."""
+    by_price = (question.max_usd_per_hour - usd) / kind.usd_per_hour
+    return max(0, math.floor(min((question.max_gpus - gpus) / kind.gpus, by_price + 1e-9)))
+
+
+def mixture_name(groups: str) -> str:
+    """Return the name of a mixture: "2xH100 tp2 + 1xL40S"."""
+    names = []
+    for group in json.loads(groups):
+        more = "".join(f" {_NAMES.get(f'deployment.{k}', _NAMES.get(f'engine.{k}', k + '={}')).format(v)}"
+                       for k, v in group.items() if k not in ("gpu", "replicas"))  # fmt: skip
+        names.append(f"{group['replicas']}x{group.get('gpu', '')}{more}")
+    return " + ".join(names)
 
 
 def short_key(key: str) -> str:
@@ -109,6 +158,8 @@ def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     names = []
     for s in many:
+        if GROUPS in s:
+            s = {**s, GROUPS: mixture_name(s[GROUPS])}  # noqa: PLW2901 - the same settings, as a person reads them
         shown = {k: _SWITCH[s[k]] if s[k] is True or s[k] is False else s[k] for k in varied if k in s}
         if _DECODERS in s:  # "3P5D": three replicas prefill and five decode
             pair = f"{s.get(_REPLICAS, 1)}P{s[_DECODERS]}D"

@@ -55,6 +55,8 @@ def _arguments(axis: str, rng: np.random.Generator, number: int) -> tuple[Any, .
 
 
 def _argument(axis: str, name: str, rng: np.random.Generator, top: int, replicas: int) -> Any:  # noqa: PLR0911 - by name
+    if name == "service_rate":
+        return rng.uniform(0.01, top, replicas)
     if axis == "router" and name in ROUTER_ARRAYS:
         return rng.integers(0, top + 1, replicas)
     if name == "previous_replica":

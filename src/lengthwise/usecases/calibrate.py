@@ -18,15 +18,16 @@ from lengthwise.usecases import variants
 
 def measured_deployment(scenario: Scenario, variant: str | None) -> Deployment:
     """Return the deployment of the named variant, or of the scenario if it has no variants."""
-    if variant is not None:
-        return variants.deployment(scenario.only(variant))
-    if scenario.variants:
+    if scenario.variants and variant is None:
         names = ", ".join(known.name for known in scenario.variants)
         raise InputError(
             f"a calibration is of one deployment; {scenario.source} has variants ({names}). Name the measured one: "
             "--variant NAME"
         )
-    return variants.deployment(scenario)
+    deployed = variants.deployment(scenario if variant is None else scenario.only(variant))
+    if deployed.groups:
+        deployed.require_one_side("a calibration")
+    return deployed
 
 
 def require_improvement(found: Calibration, *, printed: bool = False) -> None:

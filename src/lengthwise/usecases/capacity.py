@@ -22,7 +22,7 @@ from lengthwise.schema.metric_names import metric_of, split
 from lengthwise.schema.plan import Limit, Point
 from lengthwise.search import Capacity
 from lengthwise.usecases.requests import search_load
-from lengthwise.usecases.simulate import MAX_LOGGED_STEPS, front_note, slo_of
+from lengthwise.usecases.simulate import MAX_LOGGED_STEPS, front_note, group_text, slo_of
 from lengthwise.usecases.variants import deployment, located, unchecked_tables_note
 
 Progress = Callable[[int, int], None]
@@ -63,7 +63,7 @@ class VariantCapacity:
         rejected = f"{self.rejections}." if self.rejections else ""
         sides = self._sides_note() if self.deployment.decode is not None else ""
         caveats = (self.tables_note, *model_error.deployment_notes(self.deployment))
-        notes = (rejected, sides, free, per_session, front, *caveats)
+        notes = (rejected, sides, self._groups_note(), free, per_session, front, *caveats)
         return (*extrapolated, *(note for note in notes if note))
 
     def _sides_note(self) -> str:
@@ -78,6 +78,18 @@ class VariantCapacity:
             f"{self.deployment.parallel.replicas}P{decode.parallel.replicas}D: {whose}bounds of the parts without "
             f"preemptions, in requests/s: {known}. The {min(parts, key=lambda name: parts[name])} has the smallest."
         )
+
+    def _groups_note(self) -> str:
+        """Return the bounds of groups of unlike replicas, also per dollar, or "" if all replicas are alike."""
+        groups, parts = self.deployment.replica_groups, self.capacity.ceiling.parts
+        if len(groups) == 1:
+            return ""
+        rates = [rate for name, rate in parts.items() if name.startswith("group ")]
+        known = ", ".join(
+            f"{group_text(group)} {rate:.3g} ({3600 * rate / group.price_per_hour_usd:,.0f} requests per dollar)"
+            for group, rate in zip(groups, rates, strict=True)
+        )
+        return f"Bounds of the groups of replicas, in requests/s: {known}. The router's share of each is not in them."
 
 
 def capacities(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.search import ceiling
-from lengthwise.usecases.variants import Variant
+from lengthwise.usecases.variants import Variant, engine_noted
 
 BOUNDS = ("compute", "memory", "network", "latency")
 REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
@@ -112,6 +113,15 @@ class Sides:
         return min(self.rates_rps, key=lambda name: self.rates_rps[name])
 
 
+def by_group(variants: Sequence[Variant]) -> Iterator[Variant]:
+    """Yield each variant; of one with several groups of replicas, a variant for each group, named after it."""
+    for one in variants:
+        groups = one.deployment.replica_groups
+        for number, group in enumerate(groups, 1):
+            name = one.name if len(groups) == 1 else f"{one.name}, group {number}"
+            yield replace(one, name=name, deployment=group)
+
+
 def explain(variant: Variant, seed: int = 0) -> Explanation:
     """Return the batches that fit, and steps of typical shapes, for the variant's own workload.
 
@@ -122,7 +132,8 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     """
     deployed, requests = variant.deployment, variant.workload(seed)
     deployed.require_no_speculation("explain")
-    deployed.require_known_rules(requests)
+    with engine_noted(variant.scenario):
+        deployed.require_known_rules(requests)
     if deployed.decode is None:
         return _explained(variant, deployed, requests)
     top, decodes = ceiling(deployed, requests).parts, deployed.decode.parallel.replicas
@@ -183,7 +194,8 @@ def _tiers(deployed: Deployment) -> tuple[CacheTier, ...]:
     if not deployed.limits.enable_prefix_caching:
         return ()
     offloading, size, gb = deployed.limits.kv_offloading, deployed.kv.block_size, deployed.offloaded_block_bytes / 1e9
-    tiers = [CacheTier("KV cache of the GPUs", deployed.kv.num_blocks * gb, deployed.kv.num_blocks * size)]
+    kv_tokens = deployed.kv.kv_tokens(deployed.max_model_len)
+    tiers = [CacheTier("KV cache of the GPUs", deployed.kv.num_blocks * gb, kv_tokens)]
     if offloading is not None and deployed.offload_blocks:
         tiers.append(CacheTier("CPU memory", offloading.size_gb, deployed.offload_blocks * size))
         if offloading.storage is not None and deployed.storage_blocks:
@@ -308,9 +320,11 @@ def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExpl
         shared = int((workload.prompt_tokens + workload.output_tokens)[continued])
     elif prefixes is not None:
         shared = min(int(np.diff(prefixes.start)[number]) * prefixes.block_tokens, prompt)
-    step_tokens = deployed.limits.max_num_batched_tokens
+    ends = np.cumsum([group.parallel.ranks for group in deployed.replica_groups[:-1]])
+    group = deployed.replica_groups[int(np.searchsorted(ends, int(r.replica[number]), side="right"))]
+    step_tokens = group.limits.max_num_batched_tokens
     full_s, rest_s = cost.prompt_seconds(
-        deployed.cost, np.array([prompt, prompt]), np.array([0, cached + loaded]), step_tokens
+        group.cost, np.array([prompt, prompt]), np.array([0, cached + loaded]), step_tokens
     ).tolist()
     has_session = after is not None and {"session", "turn"} <= set(workload.extra)
     return RequestExplanation(

@@ -207,7 +207,7 @@ def study(
     Raises InputError if the workload has no prefixes, a size or rate is not above 0, or no request is served.
     """
     deployed, run = variant.deployment, variant.scenario.run
-    if deployed.kv.groups is not None:  # Prefixes are not cached in groups yet.
+    if deployed.kv.groups is not None:  # Stack distances are those of one pool, in which every layer has all blocks.
         section = variant.scenario.scheduler.model_copy(update={"hybrid_kv_cache": False})
         deployed = deployment(variant.scenario.model_copy(update={"scheduler": section}))
     deployed.require_one_side("kv")

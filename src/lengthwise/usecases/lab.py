@@ -134,5 +134,7 @@ class ScenarioBench:
                 one_pool = self.scenario.scheduler.model_copy(update={"hybrid_kv_cache": False})
                 limits = self.scenario.engine.model_copy(update={"max_num_seqs": batch})
                 changed = {"engine": limits, "scheduler": one_pool}
-                self._deployed[batch] = deployment(self.scenario.model_copy(update=changed))
+                self._deployed[batch] = made = deployment(self.scenario.model_copy(update=changed))
+                if made.groups:
+                    made.require_one_side("lab")
         return replace(self._deployed[batch], scheduler=scheduler)

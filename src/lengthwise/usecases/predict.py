@@ -82,22 +82,23 @@ def train(
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    text, models = samples.prompts.text, samples.prompts.model
+    can_split = test_share > 0 and (samples.prompts.text is not None or samples.group is not None)
+    parts = predict.split(samples, test_share, seed) if can_split else None
+    learned = samples if parts is None else parts.train
+    text, models = learned.prompts.text, learned.prompts.model
     metadata: dict[str, Any] = {
         **{key: value for key, value in samples.metadata.items() if key not in ("unknown_finish", "misspelt")},
-        "samples": len(samples),
+        "samples": len(learned),
         "prompts": len({prompt.strip() for prompt in text}) if text is not None else 0,
         "models": sorted({str(name) for name in models}) if models is not None else [],
-        "censored": int(samples.censored.sum()),
+        "censored": int(learned.censored.sum()),
         "seed": seed,
         "trained": datetime.now(UTC).date().isoformat(),
         "versions": versions,
     }
-    if test_share == 0 or (text is None and samples.group is None):
-        predictor.fit(samples)
-        return TrainedPredictor(predictor, metadata, len(samples))
-    parts = predict.split(samples, test_share, seed)
-    predictor.fit(parts.train)
+    predictor.fit(learned)
+    if parts is None:
+        return TrainedPredictor(predictor, metadata, len(learned))
     unit = "prompts" if samples.group is None else "sessions"
     found = predict.evaluate(predictor, parts.test, name=f"{kind} on held-out {unit}", seed=seed)
     scores = {name: [float(e.value), float(e.half_width)] for name, e in found.scores.items() if np.isfinite(e.value)}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +22,12 @@ from lengthwise import backend, engine, metrics, report, search
 from lengthwise.config.files import resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of, space_of
-from lengthwise.config.sections import SearchSection
+from lengthwise.config.sections import DeploymentSection, EngineSection, GroupSection, SearchSection
 from lengthwise.cost import model_error
 from lengthwise.engine.prefix_nodes import prefix_nodes
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import InputError, OutputError
+from lengthwise.schema.errors import DoesNotFitError, InputError, OutputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import split
 from lengthwise.schema.plan import Choice, Limit, Plan, Status, Study, limit_text
@@ -39,7 +42,7 @@ from lengthwise.usecases.variants import TABLES, build, deployment, located, unc
 
 EXPLAINED_REQUESTS, EXPLAINED_STEPS = 4000, 1_000_000  # of the run that shows which resource limits a choice
 CLAIM_REQUESTS, CLAIM_S, CLAIM_SEEDS = 2000, 200.0, 5
-WARMUP_SHARE = 0.2
+WARMUP_SHARE, CENT = 0.2, 0.005
 _DISAGGREGATE, _DECODE = "deployment.disaggregate", "deployment.decode."  # a setting, and where those of decodes begin
 UNPRICED_MEMORY = (
     "No price includes the CPU memory behind the prefix cache, so that more of it costs nothing here; "
@@ -80,6 +83,9 @@ class VariantSearch:
         configuration, or if all configurations have them and not even one replica of each side fits.
         """
         found, keys = search.checked(self.space).candidates(), self.space.values()
+        if self.section.mixtures:
+            pure = list(found)
+            return [*pure, *self._mixtures(pure)]
         decode_keys = [key for key in keys if key.startswith(_DECODE)]
         if self.scenario.deployment.decode_side is None and not decode_keys and _DISAGGREGATE not in keys:
             return list(found)
@@ -98,6 +104,33 @@ class VariantSearch:
                 f"{most}. Raise it, or give smaller tp, pp, decode.tp or decode.pp"
             )
         return list({search.settings_key(settings): settings for settings in made}.values())
+
+    def _mixtures(self, pure: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the mixtures of two kinds of the ``pure`` configurations. Raises InputError without prices."""
+        kinds = {}
+        for settings in pure:
+            own = {key: value for key, value in settings.items() if key != search.REPLICAS}
+            with suppress(DoesNotFitError):  # the pure configuration gives the reason
+                one = self.bench.build(own)
+                if not one.price_per_hour_usd > 0:
+                    raise InputError(
+                        f"mixtures are compared by their prices, and {one.gpu.name} has none: its price_per_hour_usd "
+                        f"is {one.gpu.price_per_hour_usd:g}. Give it in the file of the GPU, or set mixtures = false"
+                    )
+                own.setdefault("deployment.gpu", self.scenario.deployment.gpu)
+                kinds[search.settings_key(own)] = search.Kind(own, one.gpus, one.price_per_hour_usd)
+        if len({kind.settings["deployment.gpu"] for kind in kinds.values()}) < 2:
+            raise InputError(
+                "mixtures are of two GPU types, and the search has fewer that fit; give the axis gpu several values, "
+                'such as gpu = ["H100", "L40S"], or set mixtures = false'
+            )
+        found = list(search.mixtures(list(kinds.values()), _is_of_group, self.bench.question))
+        if len(found) > search.MAX_CANDIDATES:
+            raise InputError(
+                f"a search must have at most {search.MAX_CANDIDATES:,} configurations; the budget has room for "
+                f"{len(found):,} mixtures. Lower max_usd_per_hour or max_gpus, or remove values of the axes"
+            )
+        return found
 
     def require_own_decode_axes(self) -> None:
         """Raise InputError if a strategy could propose settings of decode replicas that have no effect."""
@@ -120,6 +153,9 @@ class VariantSearch:
             return
         assert side.tp is not None  # ``decode_side`` sets both
         assert side.pp is not None
+        own_side = self.scenario.deployment.decode
+        if side.gpu == on.gpu and (own_side is None or own_side.gpu is None):  # the same as without this setting
+            settings = {key: value for key, value in settings.items() if key != f"{_DECODE}gpu"}
         gpus = shapes[search.settings_key(settings)] = on.gpus, side.tp * side.pp
         is_sized = self.section.objective in search.AT_RATE
         own = ("auto", "auto") if is_sized else (self.scenario.deployment.replicas, side.replicas)
@@ -136,6 +172,13 @@ class VariantSearch:
     def is_offline(self) -> bool:
         """Return whether all requests arrive at time 0."""
         return self.bench.question.objective.name == "makespan"
+
+
+def _is_of_group(key: str) -> bool:
+    """Return whether a setting may differ between groups of replicas."""
+    table, _, leaf = key.rpartition(".")
+    fields = {"deployment": DeploymentSection.model_fields, "engine": EngineSection.model_fields}.get(table, {})
+    return leaf in GroupSection.model_fields and leaf in fields
 
 
 def _splits(given: Sequence[Any], gpus: tuple[int, int], max_gpus: int) -> Iterator[tuple[int, int]]:
@@ -160,18 +203,33 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
     found = []
     for expanded in scenario.variant_scenarios():
         with located(scenario, expanded):
-            if expanded.search is None:
+            if (section := expanded.search) is None:
                 raise InputError(
                     "a search needs a table [search] with a space, such as: [search.space] gpu = "
                     '["A100-80GB", "H100"], tp = [1, 2, 4]'
                 )
-            _require_tables_of_one_deployment(expanded, space_of(expanded.search))
+            expanded = _without_given_groups(expanded, section)  # noqa: PLW2901 - the same scenario
+            _require_tables_of_one_deployment(expanded, space_of(section))
             alone = expanded.model_copy(update={"search": None, "variants": []})
-            _require_blocks_of_one_size(alone, space_of(expanded.search))
+            _require_blocks_of_one_size(alone, space_of(section))
             make = partial(_deployment_with, alone, sharing_of(expanded))
-            bench = Bench(make, search_load(expanded), question_of(expanded, expanded.search))
+            bench = Bench(make, search_load(expanded), question_of(expanded, section))
             found.append(VariantSearch(expanded.name, expanded, bench))
     return found
+
+
+def _without_given_groups(scenario: Scenario, section: SearchSection) -> Scenario:
+    """Return the scenario without its groups if the search finds mixtures. Raises InputError for their number."""
+    if not scenario.deployment.groups:
+        return scenario
+    if section.mixtures:
+        return scenario.model_copy(update={"deployment": scenario.deployment.model_copy(update={"groups": []})})
+    if search.REPLICAS in space_of(section).values():
+        raise InputError(
+            "the axis replicas is of equal replicas, and each of deployment.groups has its own number; take out the "
+            "axis or the groups, or set search.mixtures = true"
+        )
+    return scenario
 
 
 def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
@@ -235,6 +293,7 @@ def question_of(scenario: Scenario, section: SearchSection) -> Question:
         slo_limits=search.SloLimits(limits, slo_of(scenario)),
         rate_rps=rate_rps,
         max_gpus=section.max_gpus or search.UNLIMITED_GPUS,
+        max_usd_per_hour=section.max_usd_per_hour or math.inf,
         requests=scenario.workload.num_requests or DEFAULT_REQUESTS,
         precision=section.precision,
         seeds=section.seeds,
@@ -260,7 +319,7 @@ def _with_settings(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
         for name in tables:
             table[name] = dict(table.get(name) or {})
             table = table[name]
-        table[leaf] = settings[key]
+        table[leaf] = json.loads(settings[key]) if key == search.GROUPS else settings[key]
     return scenario.updated(over)
 
 
@@ -307,11 +366,39 @@ def plan(
             note if all(note in found for found in by_choice) else f"Some configurations: {note}"
             for note in itertools.chain.from_iterable(by_choice)
         )
+        notes |= dict.fromkeys(_mixture_notes(one, found))
         memories = [each.limits.kv_offloading for each in deployed if each.offload_blocks]
         if any(memory is not None and not memory.usd_per_gb_hour for memory in memories):
             notes[UNPRICED_MEMORY] = None
         plans.append(replace(found, choices=tuple(choices), notes=tuple(notes)))
     return search.study(scenario.name, plans, runs)
+
+
+def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
+    """Return why the best mixture wins or loses against the best of equal replicas, or nothing without mixtures."""
+    if not requested.section.mixtures:
+        return []
+    ranked = [choice for choice in found.choices if choice.status is Status.RANKED]
+    mixed = next((choice for choice in ranked if search.GROUPS in choice.settings), None)
+    pure = next((choice for choice in ranked if search.GROUPS not in choice.settings), None)
+    tried = sum(search.GROUPS in choice.settings for choice in found.choices)
+    text = f"Mixtures: {report.counted(tried, 'mixture')} of two GPU types in the budget. "
+    if mixed is None or pure is None:
+        lone = "mixture" if mixed is None else "number of equal replicas"
+        return [f"{text}No {lone} is among those evaluated exactly: a cheaper configuration meets the limits, or none."]
+    bounds = []
+    for group in requested.bench.build(mixed.settings).replica_groups:
+        most = search.ceiling(group, requested.bench.load.sample()).rate_rps
+        bounds.append(f"{group.gpu.name} {3600 * most / group.price_per_hour_usd:,.0f}")
+    less = pure.price_per_hour_usd - mixed.price_per_hour_usd
+    verdict = f"costs ${abs(less):.2f} an hour {'less' if less > 0 else 'more'} than"
+    reason = (
+        f"The best, {mixed.name} (${mixed.price_per_hour_usd:.2f}), "
+        f"{'costs the same as' if abs(less) < CENT else verdict} the best of equal replicas, {pure.name} "
+        f"(${pure.price_per_hour_usd:.2f}). At most, in requests per dollar: {', '.join(bounds)}; those of a mixture "
+        "lie between, so that it pays only where whole replicas of the better kind leave much unused."
+    )
+    return [text + reason]
 
 
 def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
@@ -328,6 +415,8 @@ def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
     if (own := scenario.deployment.replicas) > 1 and search.REPLICAS not in space_of(requested.section).values():
         unused = f"the fewest that the rate needs; deployment.replicas = {own} is not used"
         metadata["replicas"] = f"{own} in each configuration" if search.REPLICAS in space.values() else unused
+    if question.max_usd_per_hour < math.inf:
+        metadata["budget"] = f"at most ${question.max_usd_per_hour:g} an hour"
     if question.max_gpus < search.UNLIMITED_GPUS:
         metadata["GPUs"] = f"at most {question.max_gpus} GPU{'s' * (question.max_gpus > 1)}"
     return metadata
@@ -337,7 +426,7 @@ def _identity(requested: VariantSearch) -> str:
     """Return a digest of scenario, files and code. Together with the varied settings it identifies an evaluation."""
     scenario = requested.scenario
     settings = scenario.model_dump(mode="json", exclude={"name", "description", "variants", "search"})
-    keys = {"objective", "rate", "max_gpus", "limits", "precision", "seeds"}
+    keys = {"objective", "rate", "max_gpus", "max_usd_per_hour", "limits", "precision", "seeds"}
     question = requested.section.model_dump(mode="json", include=keys)
     return search.content_key(settings, question, file_digests(scenario), search.code_version())
 
@@ -352,9 +441,7 @@ def file_digests(scenario: Scenario) -> dict[str, str]:
 
 def _files(scenario: Scenario) -> dict[str, Path]:
     """Return the files and folders that a scenario reads, by name."""
-    on = scenario.deployment
-    texts: list[Any] = [scenario.workload.trace, scenario.predictor.file, on.model, on.gpu, on.node]
-    texts += [on.cost.partition(":")[2].partition("#")[0]]
+    texts: list[Any] = [scenario.workload.trace, scenario.predictor.file, *scenario.deployment.files]
     texts += [
         str(axis).rpartition(":")[0] for axis in scenario.scheduler.model_dump(exclude={"sglang", "trtllm"}).values()
     ]
@@ -389,7 +476,9 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
     summary, side = metrics.summarize(records, deployed), deployed.decode or deployed
     binds = report.what_binds(
         summary,
-        max_batch_seqs=side.limits.max_num_seqs / side.parallel.pp,
+        max_batch_seqs=max(one.limits.max_num_seqs / one.parallel.pp for one in side.replica_groups)
+        if isinstance(side, Deployment)
+        else side.limits.max_num_seqs / side.parallel.pp,
         reserves=deployed.scheduler.reserves_ahead,
         open_loop=not requested.is_offline,
         at_capacity=choice.capacity_rps.value <= choice.at.rate_rps * (1 + bench.question.precision),
@@ -408,7 +497,7 @@ def scenario_of_choice(requested: VariantSearch, choice: Choice) -> Scenario:
     scenario = _with_settings(requested.scenario, choice.settings)
     on = scenario.deployment
     over: dict[str, Any] = {}
-    if on.decode_side is None:
+    if on.decode_side is None and not on.groups:
         over = {"deployment": {"replicas": max(1, choice.gpus // (on.gpus // on.replicas))}}
     if requested.is_offline:
         over["workload"] = {"arrivals": {"kind": "all_at_once"}, "num_requests": requested.bench.question.requests}
@@ -434,49 +523,60 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1,
     """Write folders for the ``top`` best configurations of every plan, and return their paths.
 
     A folder has server scripts, Kubernetes resources, a load test, and a scenario that simulates the claimed numbers.
-    With ``force``, the folders of an earlier search are removed first; without it they raise OutputError.
+    With ``force``, the folders of an earlier search are replaced when all new ones are complete; without it they raise
+    OutputError.
     """
-    backend.require_replaceable(folder, force=force)
-    made: list[Path] = []
+    former = backend.require_replaceable(folder, force=force)
+    chosen: dict[str, tuple[VariantSearch, Plan, Choice]] = {}
     for requested, found in zip(questions(scenario), study.plans, strict=True):
         best = [c for c in found.choices if c.status is Status.RANKED][:top]
         for rank, choice in enumerate(best, 1):
             title = _slug(f"{found.name if len(study.plans) > 1 else ''} {rank} {choice.name}")
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
-            if force and not made:
-                backend.remove_launches(folder)
-            if (place := folder / title).is_dir() and any(place.iterdir()):
+            chosen[title] = requested, found, choice
+            if (place := folder / title).is_dir() and place not in former and any(place.iterdir()):
                 raise OutputError(f"{place} has files that are no launch folder; move them, or name another folder")
-            claimed = _claim_scenario(requested, choice)
-            variant = build(claimed)[0]
-            workload = variant.workload(claimed.run.seed)
-            outcome, *_ = simulate.run(claimed, variants=[variant])
-            claim = _claim(found, choice, _figures(found.limits, outcome.summary), claimed)
-            if read := sorted({f"`{path.absolute()}`" for path in _files(claimed).values()}):
-                claim += f" scenario.toml reads {', '.join(read)}: this folder has no copy. On another machine, copy "
-                claim += "these files there and change their paths in scenario.toml."
-            if workload.after is not None:
-                workload = _as_sent(workload, variant.deployment, claimed.run.seed)
-            ramp_s = 0.0 if choice.at is None else choice.at.value("jct.p99")
-            sent = backend.MAX_REQUESTS
-            if math.isfinite(ramp_s) and choice.at is not None and math.isfinite(choice.at.rate_rps):
-                sent = max(sent, math.ceil(2 * ramp_s * choice.at.rate_rps))  # a steady part as long as the ramp
-            workload = workload.take(np.arange(min(sent, len(workload))))
-            backend.write_launch(
-                folder / title,
-                variant.deployment,
-                name=_slug(choice.name),
-                scenario_text=claimed.with_absolute_paths().to_toml(),
-                workload=workload,
-                rate_rps=choice.at.rate_rps if choice.at else claimed.workload.request_rate or 1.0,
-                claim=claim,
-                expectation=_expectation(found.limits, workload, variant.deployment, claimed.run.seed, ramp_s),
-            )
-            made.append(folder / title)
-    return made
+    if not chosen:
+        return []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
+            for title, of in chosen.items():
+                _write_launch(Path(new) / title, *of)
+            backend.remove_launches(folder)  # only now, as a folder may have failed
+            for title in chosen:
+                (Path(new) / title).rename(folder / title)
+    except OSError as error:
+        raise OutputError(f"cannot write into {folder}: {error.strerror}") from error
+    return [folder / title for title in chosen]
+
+
+def _write_launch(place: Path, requested: VariantSearch, found: Plan, choice: Choice) -> None:
+    """Write the launch folder of a choice."""
+    claimed = _claim_scenario(requested, choice)
+    variant = build(claimed)[0]
+    workload = variant.workload(claimed.run.seed)
+    outcome, *_ = simulate.run(claimed, variants=[variant])
+    claim = _claim(found, choice, _figures(found.limits, outcome.summary), claimed)
+    if read := sorted({f"`{path.absolute()}`" for path in _files(claimed).values()}):
+        claim += f"\n\nscenario.toml reads {', '.join(read)}: this folder has no copy. On another machine, copy "
+        claim += "these files there and change their paths in scenario.toml."
+    if workload.after is not None:
+        workload = _as_sent(workload, variant.deployment, claimed.run.seed)
+    ramp_s = 0.0 if choice.at is None else choice.at.value("jct.p99")
+    sent = backend.MAX_REQUESTS
+    if math.isfinite(ramp_s) and choice.at is not None and math.isfinite(choice.at.rate_rps):
+        sent = max(sent, math.ceil(2 * ramp_s * choice.at.rate_rps))  # a steady part as long as the ramp
+    workload = workload.take(np.arange(min(sent, len(workload))))
+    backend.write_launch(
+        place,
+        variant.deployment,
+        name=_slug(choice.name),
+        scenario_text=claimed.with_absolute_paths().to_toml(),
+        workload=workload,
+        rate_rps=choice.at.rate_rps if choice.at else claimed.workload.request_rate or 1.0,
+        claim=claim,
+        expectation=_expectation(found.limits, workload, variant.deployment, claimed.run.seed, ramp_s),
+    )
 
 
 def _claim_scenario(requested: VariantSearch, choice: Choice) -> Scenario:
@@ -596,11 +696,13 @@ def _claim(found: Plan, choice: Choice, figures: Sequence[str], scenario: Scenar
     found_value = f"{label}: {number}{half} {found.objective.unit}{_model_text(objective)}, on {gpus} {price}"
     if found.objective.unit == "GPUs":
         found_value = f"the rate needs {gpus}{half and f' ({half.strip()})'}{_model_text(objective)}, {price}"
+    simulated = f"Simulated at {at.rate_rps:.4g} requests a second by `lengthwise simulate scenario.toml` ({seeds})"
+    rows = "".join(f"- {figure}\n" for figure in figures)
     return (
-        f"Simulated at {at.rate_rps:.4g} requests a second by `lengthwise simulate scenario.toml` ({seeds})"
-        f"{': ' if figures else ''}{'; '.join(figures)}. The search found, in runs of its own: "
-        f"{found_value}{at_capacity}. \N{PLUS-MINUS SIGN} are half-widths of 95 % intervals of sampling; those of the "
-        "cost model's error, where it is known, are of 90 %."
+        f"{simulated}{f':{chr(10) * 2}{rows}' if rows else f'.{chr(10)}'}\n"
+        f"The search found, in runs of its own: {found_value}{at_capacity}.\n\n"
+        "\N{PLUS-MINUS SIGN} are half-widths of 95 % intervals of sampling; those of the cost model's error, where it "
+        "is known, are of 90 %."
     )
 
 

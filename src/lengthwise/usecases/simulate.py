@@ -26,7 +26,7 @@ from lengthwise.schema.errors import noted
 from lengthwise.schema.records import SIMULATED, Records, RunResult, Status, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.search.workers import available_cpus, threads
-from lengthwise.usecases.variants import Variant, build, unchecked_tables_note
+from lengthwise.usecases.variants import Variant, build, engine_noted, unchecked_tables_note
 
 BUSY_FRONT = 0.7  # utilization of the front end above which its queue grows fast
 MAX_LOGGED_STEPS = 4_000_000  # for a timeline, or to find step times beyond the measured ones
@@ -78,6 +78,7 @@ class VariantOutcome:
         """Return the warnings that limit the trust in the numbers."""
         cost, run = self.variant.deployment.cost, self.variant.scenario.run
         notes = [
+            *group_notes(self.records, self.variant.deployment),
             *(f"{one.description}." for one in self.extrapolations),
             front_note(cost, sent_rps(self.records)),
             unchecked_tables_note(self.variant.scenario),
@@ -108,6 +109,38 @@ def preemption_note(scheduler: Scheduler, records: Records) -> str:
         f"{count:,} preemptions, by rank or for lack of memory. by_rank ignores what swapping and recomputing"
         ' cost, which near capacity can exceed the gain. Compare with preemption = "worth(factor=1)".'
     )
+
+
+def group_notes(records: Records, deployment: Deployment) -> list[str]:
+    """Return a sentence for each group of replicas: what it served, how fast, at what price and model error."""
+    notes, requests = [], records.requests
+    mean = float(requests.prompt_tokens.mean()), max(1.0, float(requests.output_tokens.mean()))
+    for number, (own, group) in enumerate(metrics.by_group(records, deployment) if deployment.groups else (), 1):
+        r = own.requests
+        share = len(r.status) / max(1, len(records.requests.status))
+        ttft_s, tpot_s = (metrics.request_column(r, name) for name in ("ttft_s", "tpot_s"))
+        ttft_s, tpot_s = ttft_s[np.isfinite(ttft_s)], tpot_s[np.isfinite(tpot_s)]
+        served = f"{share:.0%} of the requests"
+        if len(ttft_s):
+            served += f", TTFT p50 {np.median(ttft_s):.3g} s and p90 {np.quantile(ttft_s, 0.9):.3g} s"
+        if len(tpot_s):
+            served += f", TPOT p50 {1e3 * np.median(tpot_s):.3g} ms"
+        drawn = model_error.perturbed_deployments(group)
+        rates = [engine.service_rate(one, *mean) for one in (group, *drawn)]
+        error = f"{np.expm1(np.log(rates[1:]).std()):.0%}" if drawn else "unknown"
+        busy = np.minimum(own.totals.busy_s / own.end_s, 1.0).mean() if own.end_s > 0 else math.nan
+        notes.append(
+            f"Group {number}, {group_text(group)}: {served}, busy {busy:.0%}, {group.price_per_hour_usd:.2f} $/h; "
+            f"service rate of a replica {rates[0]:.3g} requests/s, whose error by the cost model is {error} (one "
+            "standard deviation)."
+        )
+    return notes
+
+
+def group_text(group: Deployment) -> str:
+    """Return the replicas of a group as text: "2 x H100 tp2"."""
+    p = group.parallel
+    return f"{p.replicas} x {group.gpu.name} tp{p.tp}" + (f" pp{p.pp}" if p.pp > 1 else "")
 
 
 def hidden_host_note(variant: Variant) -> str:
@@ -247,7 +280,7 @@ def _without_intervals(rates: Rates) -> Rates:
 
 def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
     draws = variant.scenario.run.model_draws
-    if not variant.deployment.cost.evidence.errors or draws == 0:
+    if draws == 0 or not any(one.cost.evidence.errors for one in variant.deployment.replica_groups):
         return []
     if draws is None and len(variant.workload(seed)) > model_error.MAX_REPEATED_REQUESTS:
         return []
@@ -258,7 +291,7 @@ def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
 def _simulated(variant: Variant, seed: int, *, with_records: bool = False, **logs: Any) -> _Run:
     """Simulate one seed. Records are only returned if requested, because records of many seeds fill the memory."""
     settings = variant.scenario.run
-    with noted(f"in the run of {variant.name!r} with seed {seed}"):
+    with noted(f"in the run of {variant.name!r} with seed {seed}"), engine_noted(variant.scenario):
         workload = variant.workload(seed)
         records = engine.simulate(
             workload, variant.deployment, seed=seed, time_limit_s=settings.time_limit_s, strict=settings.strict, **logs

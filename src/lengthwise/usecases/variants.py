@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,10 +49,7 @@ _KEY_OF_KIND = {
     "scheduler": "scheduler.policy",
     **{f"{axis} policy": f"scheduler.{axis}" for axis in _AXES},
 }
-WITH_MTP: tuple[str, ...] = ("deepseek-v3", "deepseek-v3.2", "glm-4.5", "glm-4.5-air", "glm-4.6", "glm-5", "minimax-m2")
-WITH_MTP += ("qwen3-next-80b-a3b", "qwen3.5-397b-a17b")
-"""Models of the catalog whose published ``config.json`` has modules of multi-token prediction."""
-_IN_DECODE = "of deployment.decode"
+_IN_DECODE, _IN_GROUP = "of deployment.decode", "of deployment.groups"
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,9 @@ class Variant:
     def is_random(self) -> bool:
         """Return whether results depend on the seed, because requests, predictions or a router are random."""
         on, drawn = self.deployment, not self.scenario.workload.is_replay or self.scenario.predictor.is_random
-        sides = [(on.scheduler.router, on.parallel), *([(on.decode.router, on.decode.parallel)] if on.decode else [])]
-        draws = (policy.resolve("router", router).uses("draw_a", "draw_b") and of.replicas > 1 for router, of in sides)
+        sides = [(on.scheduler.router, on.schedulers)]
+        sides += [(on.decode.router, on.decode.parallel.ranks)] if on.decode else []
+        draws = (policy.resolve("router", router).uses("draw_a", "draw_b") and count > 1 for router, count in sides)
         return drawn or any(draws) or on.scheduler.shuffles or on.speculation is not None
 
 
@@ -97,13 +96,32 @@ def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -
     If ``with_key``, the note on an unknown name also has the file's key under which the name is given.
     """
     try:
-        yield
+        with engine_noted(expanded):
+            yield
     except InputError as error:
         variant = f"variant {expanded.name!r} of " if scenario.variants else ""
         key = ""
-        if with_key and isinstance(error, UnknownNameError) and _IN_DECODE not in getattr(error, "__notes__", ()):
+        inner = any(note.startswith((_IN_DECODE, _IN_GROUP)) for note in getattr(error, "__notes__", ()))
+        if with_key and isinstance(error, UnknownNameError) and not inner:
             key = _KEY_OF_KIND.get(error.kind, "")
         error.add_note(f"in {variant}{scenario.source}{f', {key}' if key else ''}")
+        raise
+
+
+@contextmanager
+def engine_noted(scenario: Scenario) -> Iterator[None]:
+    """Add a note to an InputError in this context: which settings that it names come from the scenario's engine."""
+    try:
+        yield
+    except InputError as error:
+        found = []
+        for section, defaults in scenario.engine_defaults().items():
+            for key, value in defaults.items():
+                named = rf"(scheduler|policy\b.*) [\"']{value}[\"']" if key == "policy" else rf"\b{key}\b"
+                if key not in getattr(scenario, section).model_fields_set and re.search(named, str(error)):
+                    found.append(f"{section}.{key} = {json.dumps(value)}")
+        if found:
+            error.add_note(f'engine = "{scenario.engine.name}" sets {" and ".join(found)}')
         raise
 
 
@@ -112,10 +130,12 @@ def speculation(scenario: Scenario) -> Speculation | None:
     section = scenario.deployment.speculation
     if section is None or section.num_speculative_tokens == 0:
         return None
-    if section.method == "mtp" and (name := model_of(scenario).name) in catalog.models() and name not in WITH_MTP:
+    with_mtp = {name: model.metadata.mtp_modules > 0 for name, model in catalog.models().items()}
+    if section.method == "mtp" and not with_mtp.get(name := model_of(scenario).name, True):
         raise InputError(
             f'deployment.speculation.method = "mtp" needs a model with modules of multi-token prediction, and {name} '
-            f"has none (models that have them: {', '.join(WITH_MTP)}). Take another method, such as eagle3 or ngram"
+            f"has none (models that have them: {', '.join(filter(with_mtp.get, with_mtp))}). Take another method, such "
+            "as eagle3 or ngram"
         )
     given = section.model_dump(exclude={"num_speculative_tokens_per_batch_size", "draft_model"})
     ranges, rates, draft = section.num_speculative_tokens_per_batch_size, section.acceptance, section.draft_model or ""
@@ -140,7 +160,12 @@ def model_of(scenario: Scenario) -> ModelSpec:
 
 
 def hardware(scenario: Scenario) -> tuple[ModelSpec, GpuSpec]:
-    """Return the model and the GPU of a scenario. Raises InputError if the model or the GPU is unknown."""
+    """Return the model and the GPU of a scenario. Raises InputError if one is unknown, or the GPUs are of groups."""
+    if scenario.deployment.groups:
+        raise InputError(
+            "a schedule is of one kind of GPU, and the deployment has groups of unlike replicas; take "
+            "[[deployment.groups]] out"
+        )
     return model_of(scenario), catalog.gpu(scenario.file_or_name(scenario.deployment.gpu))
 
 
@@ -150,6 +175,8 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     ``sharing`` is that of the scenario, if it is known. Raises InputError if the deployment cannot be built, and
     PolicyError if its router needs prefixes or sessions that the workload does not have.
     """
+    if scenario.deployment.groups:
+        return _mixed(scenario, sharing)
     section, limits = scenario.deployment, scenario.engine.model_dump(exclude={"name"})
     if scenario.engine.max_step_seqs == "per_stage":
         limits["max_step_seqs"] = max(1, scenario.engine.max_num_seqs // section.pp)
@@ -186,19 +213,31 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     return replace(deployed, name=scenario.name)
 
 
+def _mixed(scenario: Scenario, sharing: Sharing | None) -> Deployment:
+    """Return the deployment of several groups of replicas, each built as a deployment of its own."""
+    groups = []
+    for number, group in enumerate(scenario.deployment.groups, 1):
+        with noted(f"{_IN_GROUP}, number {number}"):
+            groups.append(deployment(scenario.updated(group.overrides), sharing))
+    return replace(engine.mix(groups), name=scenario.name)
+
+
 def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenario) -> Deployment:
     axes: dict[str, Any] = {
         axis: _name_or_object(getattr(section, axis), scenario) for axis in ("batching", "memory", "router")
     }
     experts = {key: getattr(prefill.parallel, key) for key in cost.EXPERT_KEYS}
-    experts["ep"] = min(experts["ep"], section.tp or 1)
+    experts["ep"] = section.ep or min(experts["ep"], section.tp or 1)
     if experts["ep"] == 1:
         experts["redundant_experts"] = None
+    own = scenario.of_decode_side()
+    node = own.file_or_name(own.deployment.node) if own.deployment.node else None
     with noted(_IN_DECODE):
+        gpu = catalog.gpu(own.file_or_name(own.deployment.gpu))
         decode = engine.deploy(
             prefill.model,
-            prefill.gpu,
-            node=prefill.node,
+            gpu,
+            node=prefill.node if node is None and gpu == prefill.gpu else node,
             **section.model_dump(include={"tp", "pp", "replicas", "num_blocks"}),
             **experts,
             limits=replace(prefill.limits, **section.limits, max_model_len=prefill.max_model_len),
@@ -210,14 +249,16 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
                 binning=None,
                 reserve=False,
             ),
-            cost=scenario.cost_source,
+            cost=own.cost_source,
             host=scenario.deployment.host_overhead,
             memory_planner=scenario.deployment.memory_planner,
         )
-        _require_own_tables(scenario, decode)
+        _require_own_tables(own, decode)
     # A router of the decode side may choose any of its replicas: the link is that of all GPUs, and not of one pair.
-    link = None if section.link == "host" else prefill.node.link_for(prefill.gpus + decode.gpus)
-    transfer = engine.kv_transfer_over(link, prefill, decode)
+    if section.link == "host":
+        transfer = engine.kv_transfer_over(None, prefill, decode)
+    else:
+        transfer = engine.kv_transfer_between(prefill, decode, prefill.gpus + decode.gpus)
     transfer = replace(transfer, fixed_s=transfer.fixed_s + section.kv_transfer, one_at_a_time=section.one_at_a_time)
     return engine.disaggregate(prefill, decode, transfer)
 

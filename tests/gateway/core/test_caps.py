@@ -202,10 +202,10 @@ def test_a_full_queue_holds_longer_each_time_until_a_request_is_taken_again():
     for _ in range(6):
         cap.back_off(now_s, 4)
         holds.append(cap.backoff_until_s - now_s)
-        cap.accepted(now_s - 1.0, 1)  # tokens of one that was there before say nothing
+        cap.accepted(now_s, now_s - 1.0, 1)  # tokens of one that was there before say nothing
         now_s = cap.backoff_until_s
     assert holds == sorted(holds)
     assert holds[-1] > 8 * holds[0]
-    cap.accepted(now_s, 1)
+    cap.accepted(now_s, now_s, 1)
     cap.back_off(now_s + 0.1, 4)
     assert cap.backoff_until_s - now_s - 0.1 == pytest.approx(holds[0])

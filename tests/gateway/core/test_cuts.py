@@ -196,6 +196,19 @@ def test_an_expired_window_makes_room_for_a_waiting_request():
     assert sent(made.schedule(0.4)) == [2]
 
 
+def test_a_request_that_returns_at_the_end_of_a_window_is_not_preempted_at_once():
+    """It left late, as its text was incomplete, at the end of its next window."""
+    made = windowed()
+    made.offer(0.1, request(2, 0.1, predicted=9000))
+    made.on_progress(0.3, 1, 50)
+    assert made.schedule(0.3).preempt == (1,)
+    made.on_progress(0.4, 1, 100)
+    made.requeue(0.4, 1, 100)
+    decisions = made.schedule(0.4)
+    assert sent(decisions) == [1]
+    assert decisions.preempt == ()
+
+
 def test_a_rank_gets_the_number_of_a_preemption_among_those_of_all_requests():
     made = scheduler("windowed", rank="fcfs_preempted_first", window_tokens=10, workers=[worker(cap=2)])
     for i in range(4):

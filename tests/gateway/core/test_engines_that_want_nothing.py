@@ -112,6 +112,26 @@ def test_a_request_without_a_free_slot_at_the_engine_is_not_refused_alone():
     assert len(running) == 2
 
 
+def test_a_request_that_loses_the_last_place_in_an_engines_queue_is_tried_ten_times():
+    """The engine's queue has one place. Request 0 always reaches it in one step with another request."""
+    made, may_stay, number = scheduler("fcfs", workers=[worker(cap=2)]), [], 0
+    made.offer(0.0, request(0))
+    while (may_stay or [True])[-1] and len(may_stay) < 20:
+        started = []
+        for now_s in (0.2 * number, 0.2 * number + 0.1):
+            number += 1
+            made.offer(now_s, request(number, now_s))
+            sent_ids = sent(made.schedule(now_s))
+            if 0 in sent_ids:
+                may_stay.append(made.on_queue_full(now_s + 0.01, "w", 0))
+            started += [one for one in sent_ids if one]
+            made.on_progress(now_s + 0.05, started[-1], 5)
+        for one in started:
+            made.remove(now_s + 0.06, one)
+    assert len(may_stay) >= 10
+    assert may_stay == [True] * (len(may_stay) - 1) + [False]
+
+
 def test_a_request_that_is_held_expires_at_its_deadline_and_may_leave():
     for expires in (True, False):
         made = scheduler("fcfs", workers=[worker(cap=2)])

@@ -242,7 +242,7 @@ class Router:
             indexed = [int(worker.prefix_cache.tokens) for worker in workers]
         tokens = [math.ceil(worker.kv_in_use) for worker in workers]
         arrays = (np.array(column, np.int64) for column in (waiting, running, tokens, free, found, indexed))
-        return (self._number, *draws, max(1, q.prompt_tokens), previous, total_blocks, *arrays)
+        return (self._number, *draws, max(1, q.prompt_tokens), previous, total_blocks, *arrays, np.ones(len(workers)))
 
 
 class DispatchPass:

@@ -241,6 +241,7 @@ class Preemption:
         """Start a new window of tokens for a dispatched request."""
         if self._on_demand or self._windows:
             self.ranker.update(now_s, entry)
+        self._closed_windows.pop(entry.request.id, None)
         window_end = entry.request.generated_tokens + self._order.window_tokens
         entry.preemption = PreemptionState(window_end, protected_until=window_end if entry.dispatches > 1 else 0)
 

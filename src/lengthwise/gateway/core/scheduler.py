@@ -23,7 +23,8 @@ _RANKS = {"srtf": "srtf", "isrtf": "srtf", "windowed": "srtf", "bins": "complete
 _EXPIRY_INTERVAL_S = 0.1  # least time to the next timed search for requests of models without a worker
 _QUEUED = (State.WAITING, State.BINNED, State.DEFERRED)
 _MAX_BACKOFFS = 4  # refusals of a request in a row for which engines back off
-_MAX_REFUSALS_WHILE_ACCEPTING = 3  # refusals by engines that accept other requests; the last one ends the request
+# Refusals by engines that accept other requests: the last one ends the request.
+_MAX_REFUSALS_WHILE_ACCEPTING, _MAX_REFUSALS_QUEUED_ALONE = 10, 3
 _NO_DECISIONS = Decisions()
 _MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20
 """Bounds of priority class and predicted length in an engine's 32-bit priority."""
@@ -168,13 +169,17 @@ class Scheduler:
         The worker backs off, with a lower limit. After two or more refusals in a row, the request waits twice as long
         as its worker backs off, if other requests wait. If a worker has accepted another request since it refused this
         one, or at the fifth refusal in a row, no worker backs off: the request is deferred for 2 s. Return False if the
-        request must end: at its third refusal by a worker that has accepted another request since it refused this one.
+        request must end: at its tenth refusal by a worker that has accepted another request since it refused this one,
+        or at the third of these with no other request in the engine's queue. (Requests that reach an engine in one step
+        compete for its queue, so that a single refusal says little about the request.)
         """
         if (entry := self.entries.get(id)) is None:
             return True
         full, running = entry.request.dispatch.full_queues, self.worker_pool.of(entry)
         full.count += 1
-        full.count_while_accepting += running is not None and running.refuses_only_this(entry)
+        if running is not None and running.refuses_only_this(entry):
+            full.count_while_accepting += 1
+            full.count_queued_alone += running.is_queued_alone(entry)
         full.last_s = until_s = now_s
         self.requeue(now_s, id, entry.request.generated_tokens, avoid=worker if full.count_while_accepting else "")
         if full.count_while_accepting or full.count > _MAX_BACKOFFS:
@@ -187,7 +192,10 @@ class Scheduler:
             self.queue.remove(entry)
             entry.state = State.DEFERRED
             self._deferred.set(id, until_s)
-        return full.count_while_accepting < _MAX_REFUSALS_WHILE_ACCEPTING
+        return (
+            full.count_queued_alone < _MAX_REFUSALS_QUEUED_ALONE
+            and full.count_while_accepting < _MAX_REFUSALS_WHILE_ACCEPTING
+        )
 
     def remove(self, now_s: float, id: int, *, client_gone: bool = False) -> None:  # noqa: A002
         """Remove a request that has ended, in any state. Charge its tenant for the output so far, or an estimate."""

@@ -37,8 +37,8 @@ class ConcurrencyLimit:
         self._limit, self._doubling, self._max_used = float(dispatch.start), True, 0
         self._signals, self._adapted_at_s = Signals(), -math.inf
         self._backoff_s, self.backoff_until_s, self._refused_s = _MIN_BACKOFF_S, -math.inf, -math.inf
-        # Of the request whose first token came last: time of its dispatch, and requests in flight at its first token.
-        self.last_accepted_dispatch_s, self.accepted_in_flight = -math.inf, 0
+        # Of the request whose first token came last: times of token and dispatch, and requests in flight at the token.
+        self.last_accepted_s, self.last_accepted_dispatch_s, self.accepted_in_flight = -math.inf, -math.inf, 0
 
     def configure(self, dispatch: Dispatch) -> None:
         """Change the settings. An adapted limit is clipped to the new bounds, an unchanged one becomes ``start``."""
@@ -79,9 +79,9 @@ class ConcurrencyLimit:
         self.backoff_until_s = now_s + max(backoff_s, min(retry_after_s, MAX_BACKOFF_S))
         self._refused_s, self._backoff_s = now_s, min(2 * backoff_s, MAX_BACKOFF_S)
 
-    def accepted(self, dispatched_s: float, in_flight: int) -> None:
+    def accepted(self, now_s: float, dispatched_s: float, in_flight: int) -> None:
         """Record a first token. Reset the backoff if its request was dispatched after the last full queue."""
-        self.last_accepted_dispatch_s, self.accepted_in_flight = dispatched_s, in_flight
+        self.last_accepted_s, self.last_accepted_dispatch_s, self.accepted_in_flight = now_s, dispatched_s, in_flight
         if dispatched_s > self._refused_s:
             self._backoff_s = _MIN_BACKOFF_S
 
@@ -336,6 +336,10 @@ class Worker:
         limit, refused_s = self.adaptive_limit, entry.request.dispatch.full_queues.last_s
         return limit.last_accepted_dispatch_s > refused_s and limit.accepted_in_flight >= self.slots_in_use
 
+    def is_queued_alone(self, entry: Entry) -> bool:
+        """Return whether all other requests had a token when this one was dispatched, so that none was queued."""
+        return self.num_unstarted == 1 and self.adaptive_limit.last_accepted_s <= entry.request.dispatch.dispatched_s
+
     def fits(self, entry: Entry) -> bool:
         """Return whether the KV cache is large enough for the request up to its end. An empty worker takes any."""
         if self.state.kv_tokens is None or self._passthrough or not self.slots_in_use:
@@ -425,9 +429,9 @@ class Worker:
         self.throughput.add_tokens(now_s, tokens)
         last_token_s, entry.last_token_s = entry.last_token_s, now_s
         if math.isnan(last_token_s):
-            self.adaptive_limit.accepted(dispatch.dispatched_s, self.slots_in_use)
+            self.adaptive_limit.accepted(now_s, dispatch.dispatched_s, self.slots_in_use)
             full = dispatch.full_queues
-            full.last_s, full.count, full.count_while_accepting = math.inf, 0, 0
+            full.last_s, full.count, full.count_while_accepting, full.count_queued_alone = math.inf, 0, 0, 0
         # A response in a single chunk shows neither when it began nor how fast its tokens were generated.
         if not dispatch.single_chunk:
             if not math.isnan(last_token_s):

@@ -91,7 +91,18 @@ class Monitor:
             try:
                 async with asyncio.timeout(_TIMEOUT_S):
                     self.estimate = await self.poll()
+                if (loss := _loss(self.estimate, self.order.mode)) is not None:
+                    _log.warning(*loss)
             except (OSError, ValueError, TimeoutError) as error:
                 _log.warning("estimating the gain on the traffic failed: %s", error or type(error).__name__)
             is_early = self.estimate is None or self.estimate["decision"] == TOO_FEW
             await asyncio.sleep(min(_POLL_INTERVAL_S, self.interval_s) if is_early else self.interval_s)
+
+
+def _loss(estimate: dict[str, Any], mode: str) -> tuple[Any, ...] | None:
+    """Return the format and the values of a warning if requests take longer in ``mode`` than with FCFS, else None."""
+    mean = next((order["mean"] for order in estimate["orders"] if order["name"] == mode), None)
+    if mean is None or mean["low"] is None or mean["low"] <= 0:
+        return None
+    shares = (100 * mean[end] for end in ("value", "low", "high"))
+    return "mode %s is slower than fcfs: mean JCT %+.0f %% (%+.0f to %+.0f). Use another mode", mode, *shares

@@ -11,6 +11,7 @@ blocks. A short record lacks a part of a heavy tail: on an M/G/1 queue of 1,500 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,12 @@ from lengthwise.gateway.observe.replay import (
     ORACLE,
     ORDERS,
     SRTF,
+    WINDOWED,
     Replayed,
     Service,
+    VirtualGateway,
     fit,
+    matched,
     replay,
     resampled,
     workload_of,
@@ -65,7 +69,8 @@ LEVEL = 0.975
 class OrderGain:
     """JCT under one order, and its changes relative to FCFS."""
 
-    name: str  # "srtf", "isrtf" (with preemption) or "oracle" (true lengths)
+    # "srtf", "isrtf" (with preemption) or "oracle" (true lengths); if it is the mode in use, also "windowed"
+    name: str
     mean: Change  # of the mean JCT
     p99: Change  # of the 99 % quantile
     mean_jct_s: float
@@ -195,6 +200,7 @@ _MIN_RELEVANT = 0.01  # share of the mean JCT by which a dispatch must be too ea
 _PREEMPTION_EFFECT = (ISRTF, SRTF)
 _LINEAR_LOG = 0.05  # the scatter of log ratios grows with their square far above this value, and is constant far below
 _MAX_STABILIZED = 0.98
+_VIRTUAL_TOKENS = 60_000  # output tokens of the last requests that a VirtualGateway serves, at about 50,000 a second
 
 
 def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 0) -> Gain:
@@ -218,6 +224,7 @@ def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 
     def change(*key: str) -> Change:
         return _change(ratios[key], [draw[key] for draw in drawn])
 
+    windowed = [_windowed(pools, order, draws, rng)] if order.mode == WINDOWED else []
     runs = _merged(replayed)
     jct_times_s = {name: _times(run.jct_s) for name, run in runs.items()}
     waited = np.average([pool.service.waited_share for pool in pools], weights=[len(part) for part in parts])
@@ -235,7 +242,7 @@ def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 
         fcfs_jct_s=jct_times_s[FCFS][0],
         fcfs_p99_jct_s=jct_times_s[FCFS][-1],
         in_order=all(_in_order(part) for part in parts),
-        orders=tuple(orders),
+        orders=(*orders, *windowed),
         preemption_effect=change(*_PREEMPTION_EFFECT),
         times=tuple(OrderTimes(name, jct_times_s[name], _times(runs[name].queued_for_s)) for name in ORDERS),
         services=tuple(pool.service for pool in pools),
@@ -249,12 +256,14 @@ class _Pool:
     workload: Workload
     service: Service
     gaps_s: Floats
+    at_engine_s: float  # mean time from dispatch to finish; 0 if requests were preempted or moved
 
     @classmethod
     def of(cls, trace: Trace, order: Order) -> _Pool:
         gaps_s = np.diff(trace.arrival_s, prepend=trace.arrival_s[0])
         gaps_s[0] = gaps_s[1:].mean() if len(gaps_s) > 1 else 0.0
-        return cls(workload_of(trace, order.window_tokens), fit(trace), gaps_s)
+        at_engine_s = float((trace.finished_s - trace.dispatched_s).mean()) if trace.is_uninterrupted.all() else 0.0
+        return cls(workload_of(trace, order.window_tokens), fit(trace), gaps_s, at_engine_s)
 
     def draw(self, rng: np.random.Generator, order: Order) -> dict[str, Replayed]:
         n = len(self.workload)
@@ -262,6 +271,37 @@ class _Pool:
         starts = rng.integers(0, n, -(-n // length))
         sample = resampled(self.workload, self.gaps_s, circular_blocks(starts, length, n))
         return {name: replay(sample, self.service, name, order) for name in ORDERS}
+
+
+def _windowed(pools: list[_Pool], order: Order, draws: int, rng: np.random.Generator) -> OrderGain:
+    """Return the changes by mode windowed against FCFS, both served by a ``VirtualGateway``, which prices preemptions.
+
+    It serves the last requests of each pool. Intervals come from blocks of requests of these two runs.
+    """
+    runs = []
+    for pool in pools:
+        tokens = np.cumsum(pool.workload.output_tokens[::-1])
+        last = max(1, int(np.searchsorted(tokens, _VIRTUAL_TOKENS, "right")))
+        rows = np.arange(max(0, len(pool.workload) - last), len(pool.workload))
+        workload = resampled(pool.workload, pool.gaps_s, rows)
+        service = matched(pool.service, [workload], pool.at_engine_s) if pool.at_engine_s else pool.service
+        modes = (Order(FCFS, max_wait_s=order.max_wait_s), order)
+        runs.append([VirtualGateway(workload, service, mode).run().jct_s for mode in modes])
+    fcfs_s, windowed_s = (np.concatenate(of) for of in zip(*runs, strict=True))
+    n = len(fcfs_s)
+
+    def change(statistic: Callable[[Floats], float]) -> Change:
+        length = min(n, max(50, n // BLOCKS))
+        blocks = [circular_blocks(rng.integers(0, n, -(-n // length)), length, n) for _ in range(draws)]
+        drawn = [statistic(windowed_s[rows]) / statistic(fcfs_s[rows]) for rows in blocks]
+        return _change(statistic(windowed_s) / statistic(fcfs_s), drawn)
+
+    mean_s, p99_s = float(windowed_s.mean()), _p99(windowed_s)
+    return OrderGain(WINDOWED, change(lambda jct_s: float(jct_s.mean())), change(_p99), mean_s, p99_s)
+
+
+def _p99(values: Floats) -> float:
+    return float(np.quantile(values, 0.99))
 
 
 def _merged(pools: list[dict[str, Replayed]]) -> dict[str, Replayed]:
@@ -318,6 +358,7 @@ _LABELS = {
     "srtf": "srtf (shortest predicted first)",
     "isrtf": "isrtf (with preemption)",
     "oracle": "lengths known, no preemption",
+    "windowed": "windowed (of the last requests)",
 }
 
 

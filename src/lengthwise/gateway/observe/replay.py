@@ -1,18 +1,24 @@
 """Replay recorded requests under several orders: the simulator serves them on engines fitted to the observations.
 
-Under ``isrtf`` the preemption policy alone decides. The gateway preempts less often, because it also compares the gain
-of a preemption with the costs that it has observed at each worker.
+Compiled, ``isrtf`` follows the preemption policy alone. The gateway preempts less often, because it also compares the
+gain of a preemption with the costs that it has observed at each worker. A ``VirtualGateway`` does the same, and is a
+thousand times slower.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from lengthwise import engine
-from lengthwise.gateway.config import Order
+from lengthwise.engine.continuous_batching import BatchSequence, ContinuousBatch, Limits, SequenceOrder
+from lengthwise.engine.step_time import step_time
+from lengthwise.gateway.config import Admission, Dispatch, Order
+from lengthwise.gateway.core import Scheduler as GatewayScheduler
 from lengthwise.gateway.observe.trace import (
     MIN_DECODE_TOKENS,
     Bools,
@@ -20,6 +26,8 @@ from lengthwise.gateway.observe.trace import (
     max_concurrency_at_first_tokens,
     with_first_tokens,
 )
+from lengthwise.gateway.request import LengthPrediction, Request
+from lengthwise.gateway.scheduling import WorkerState
 from lengthwise.schema.cost_tables import CostEvidence, CostTables, Front, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.records import Status
@@ -158,9 +166,12 @@ def _fit_absolute(rows: Floats, seconds: Floats) -> Floats:
     return np.asarray(coefficients)
 
 
-FCFS, SRTF, ISRTF, ORACLE = "fcfs", "srtf", "isrtf", "oracle"
+FCFS, SRTF, ISRTF, ORACLE, WINDOWED = "fcfs", "srtf", "isrtf", "oracle", "windowed"
 ORDERS = (FCFS, SRTF, ISRTF, ORACLE)
 _STEP_TOKENS = 2048
+_MAX_TOKENS = 1 << 20
+_MATCHES = 3  # fixed-point iterations
+_MIN_TIMER_S = 0.001  # least delay of the scheduler's timer, as in a live gateway
 _BLOCK_SIZE = 16
 _LINK = LinkSpec("link", 1e9, 1e-6, "")
 _NODE = NodeSpec("node", 8, _LINK, 8, _LINK, _LINK, "")
@@ -184,6 +195,158 @@ def replay(workload: Workload, service: Service, name: str, order: Order = Order
     r = engine.simulate(workload, deployment_of(workload, service, scheduler(name, order)), max_log_steps=0).requests
     served = r.status == Status.FINISHED
     return Replayed(np.where(served, r.finished_s - r.arrival_s, np.nan), np.where(served, r.queued_for_s, np.nan))
+
+
+@dataclass(frozen=True)
+class Withheld:
+    """How often an engine withholds text until a later token, because a character or stop string is incomplete."""
+
+    share: float = 0.0  # share of tokens whose text is withheld
+    again: float = 0.0  # share of the tokens after those whose text is withheld as well
+
+
+class VirtualGateway:
+    """Serves a workload with the gateway's own scheduler in front of fitted engines, in virtual time.
+
+    The scheduler decides as in a live gateway, also about preemptions, with the costs that it learns from the times of
+    tokens. What a preemption costs follows from the engines: an engine starts its next step before the gateway reads
+    the tokens of the last one, so that the victim's slot is empty during that step. The request that takes the slot,
+    and later the victim, go to the engine anew, and the victim's prompt and output are computed again. A preemption
+    waits while the text of the victim's last tokens is incomplete.
+    """
+
+    def __init__(
+        self, workload: Workload, service: Service, order: Order, withheld: Withheld | None = None, seed: int = 0
+    ) -> None:
+        d, n = deployment_of(workload, service, scheduler(FCFS, order)), len(workload)
+        limits, seconds = Limits.of(d), step_time(d.cost)
+        self._engines = {f"w{k}": ContinuousBatch(limits, seconds) for k in range(service.engines)}
+        self._workload, self._order, self._front_s = workload, order, service.front_s
+        self._scheduler = GatewayScheduler(order, Admission(max_queued=n, max_queued_per_tenant=n), Dispatch())
+        concurrency = service.max_num_seqs or n
+        states = [WorkerState(name, ("m",), concurrency=concurrency) for name in self._engines]
+        self._scheduler.update_workers(-math.inf, states)
+        self._arrivals = [(float(s), i) for i, s in enumerate(workload.arrival_s)]
+        self._requests: dict[int, Request] = {}
+        self._sequences: dict[int, tuple[ContinuousBatch, BatchSequence]] = {}
+        self._sent: list[tuple[float, int]] = []  # heap of (arrival at the engine, request)
+        self._tokens: list[int] = []  # requests with a token at this instant
+        self._finished_s = np.full(n, math.nan)
+        self._queued_for_s = np.full(n, math.nan)
+        self._now_s, self._dispatches = -math.inf, 0
+        self._withheld, self._random = withheld or Withheld(), np.random.default_rng(seed)
+        # Requests to be preempted at their next token with complete text, and those that have it now.
+        self._interrupted, self._leaving = set[int](), list[int]()
+
+    def run(self) -> Replayed:
+        """Serve all requests."""
+        arrivals, wake_s = iter([*self._arrivals, (math.inf, -1)]), math.inf
+        arrival = next(arrivals)
+        while True:
+            step_s = min(batch.next_s() for batch in self._engines.values())
+            self._now_s = now_s = min(arrival[0], wake_s, step_s, self._sent[0][0] if self._sent else math.inf)
+            if now_s == math.inf:
+                break
+            for batch in self._engines.values():
+                batch.advance(now_s)
+            tokens, self._tokens = self._tokens, []
+            for request in tokens:
+                self._on_token(request)
+            while arrival[0] <= now_s:
+                self._arrive(arrival[1])
+                arrival = next(arrivals)
+            self._schedule()
+            leaving, self._leaving = self._leaving, []
+            for request in leaving:
+                self._preempt(request)
+            self._schedule()
+            while self._sent and self._sent[0][0] <= now_s:
+                batch, sequence = self._sequences[heappop(self._sent)[1]]
+                batch.enter(sequence)
+            wake_s = max(self._scheduler.next_s(now_s), now_s + _MIN_TIMER_S)
+        return Replayed(self._finished_s - self._workload.arrival_s, self._queued_for_s)
+
+    def _schedule(self) -> None:
+        while decisions := self._scheduler.schedule(self._now_s):
+            for request in decisions.preempt:
+                if self._random.random() < self._withheld.share:
+                    self._interrupted.add(request)
+                else:
+                    self._preempt(request)
+            for request, worker in decisions.assign:
+                self._send(request, worker)
+
+    def _arrive(self, i: int) -> None:
+        request = Request(i, self._now_s, "m", int(self._workload.prompt_tokens[i]), _MAX_TOKENS)
+        request.preemptible, request.length_prediction = True, self._prediction(i, 0)
+        self._requests[i] = request
+        refusal = self._scheduler.offer(self._now_s, request)
+        assert refusal is None, refusal
+
+    def _prediction(self, i: int, generated: int) -> LengthPrediction:
+        predicted, predictions = self._workload.predicted_tokens, self._workload.predictions
+        if predictions is not None:
+            start, end = predictions.start[i : i + 2].tolist()
+            row = min(start + generated // predictions.window_tokens, end - 1)
+            return LengthPrediction(float(predictions.total_tokens[row]), at_tokens=generated)
+        assert predicted is not None, "requests are ordered by predicted lengths"
+        return LengthPrediction(float(predicted[i]), at_tokens=generated)
+
+    def _on_token(self, i: int) -> None:
+        request, now_s = self._requests[i], self._now_s
+        generated = request.generated_tokens + 1
+        self._scheduler.on_progress(now_s, i, generated)
+        if generated == self._workload.output_tokens[i]:
+            self._interrupted.discard(i)
+            self._finished_s[i], self._queued_for_s[i] = now_s, request.dispatch.queued_for_s
+            self._scheduler.remove(now_s, i)
+        elif generated % self._order.window_tokens == 0 and self._order.mode != FCFS:
+            self._scheduler.repredict(now_s, i, self._prediction(i, generated))
+        if i in self._interrupted and self._random.random() >= self._withheld.again:
+            self._interrupted.remove(i)
+            self._leaving.append(i)
+
+    def _send(self, i: int, worker: str) -> None:
+        request, at_s = self._requests[i], self._now_s + self._front_s
+        left = int(self._workload.output_tokens[i]) - request.generated_tokens
+
+        def on_token(_: float) -> bool:
+            self._tokens.append(i)
+            return sequence.generated == left
+
+        order = SequenceOrder(self._dispatches, at_s)
+        sequence = BatchSequence(order, request.prompt_tokens + request.generated_tokens, on_token=on_token)
+        self._dispatches += 1
+        self._sequences[i] = self._engines[worker], sequence
+        heappush(self._sent, (at_s, i))
+
+    def _preempt(self, i: int) -> None:
+        batch, sequence = self._sequences.pop(i)
+        if (one := next((one for one in self._sent if one[1] == i), None)) is not None:
+            self._sent.remove(one)
+            heapify(self._sent)
+        else:
+            batch.abort(sequence, self._now_s)
+        self._scheduler.requeue(self._now_s, i, self._requests[i].generated_tokens)
+
+
+def matched(service: Service, workloads: Sequence[Workload], at_engine_s: float) -> Service:
+    """Return a service with which a first-come-first-served gateway has requests at engines for ``at_engine_s``.
+
+    A request that takes the slot of another one waits for the engine's next step. ``fit`` counts this wait among the
+    costs of a request, so that they are too high for a ``VirtualGateway``, which has the wait as well. The seconds of
+    network and parsing become as long as the observed mean over the workloads' requests needs; if the wait alone is
+    too long, all costs are scaled.
+    """
+    observed = replace(service, front_s=0.0)
+    for _ in range(_MATCHES):
+        runs = [VirtualGateway(workload, observed, Order(FCFS, max_wait_s=math.inf)).run() for workload in workloads]
+        simulated_s = float(np.concatenate([run.jct_s - run.queued_for_s for run in runs]).mean())
+        front_s = observed.front_s + at_engine_s - simulated_s
+        scale = min(1.0, at_engine_s / simulated_s) if front_s < 0 else 1.0
+        costs = {name: scale * getattr(observed, name) for name in ("step_s", "seq_s", "prompt_s")}
+        observed = replace(observed, front_s=max(front_s, 0.0), **costs)
+    return observed
 
 
 def scheduler(name: str, order: Order) -> Scheduler:

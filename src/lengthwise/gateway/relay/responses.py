@@ -66,7 +66,8 @@ class ResponseReader:
         return None
 
     def _read_prompt(self, usage: bytes) -> None:
-        if (prompt := sse.PROMPT_TOKENS.search(usage)) is not None:
+        # The first number counts: the prompt of a resumed attempt includes the output so far.
+        if not self.prompt_tokens and (prompt := sse.PROMPT_TOKENS.search(usage)) is not None:
             self.prompt_tokens = int(prompt[1])
         if (cached := sse.CACHED.search(usage)) is not None:
             self.cached_tokens = float(cached[1])

@@ -32,7 +32,7 @@ class Row:
     tenant: str  # name of the tenant
     priority: int  # priority class; a smaller one is served earlier
     arrival_s: float  # when the body was complete
-    prompt_tokens: int  # counted or estimated
+    prompt_tokens: int  # as its engine counts them, or else counted or estimated by the gateway
     max_tokens: int  # requested maximum; 0 if the client requests none below the gateway's limit
     predicted_tokens: float  # length predicted before the first token, by ``source``
     source: str  # as in ``LengthPrediction``

@@ -76,6 +76,7 @@ class RequestTimeline:
         return Row(
             **{name: getattr(request, name) for name in _REQUEST_FIELDS},
             **{name: getattr(self, name) for name in _TIMELINE_FIELDS},
+            prompt_tokens=request.dispatch.reported_prompt_tokens or request.prompt_tokens,
             max_tokens=request.max_tokens if request.max_tokens < max_tokens else 0,
             tenant=tenant,
             priority=request.client.priority,
@@ -96,7 +97,7 @@ class RequestTimeline:
 
 
 _MAX_HASH = (1 << 53) - 1  # larger integers lose digits in JSON readers that use doubles
-_REQUEST_FIELDS = ("id", "model", "arrival_s", "prompt_tokens")
+_REQUEST_FIELDS = ("id", "model", "arrival_s")
 _TIMELINE_FIELDS = ("dispatched_s", "first_token_s", "served_s", "worker", "failovers", "resumed_tokens")
 
 

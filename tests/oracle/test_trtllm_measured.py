@@ -1,0 +1,56 @@
+"""TensorRT-LLM's two capacity schedulers against a measured pair (NVIDIA/TensorRT-LLM issue 16827).
+
+One H200 runs Llama-3.3-70B in FP8: 128 requests of 16,384 and 512 tokens, 32 at a time. The report's text known here
+has no size of the KV pool and no limits of the engine: these are the planner's, with KV in FP8, and TensorRT-LLM's
+defaults, with chunks, as a prompt exceeds the default of ``max_num_tokens``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lengthwise.engine import deploy, simulate
+from lengthwise.schema.deployment import EngineLimits, Scheduler, TrtllmSettings
+from lengthwise.schema.workload import Workload
+
+MEASURED = {
+    "GUARANTEED_NO_EVICT": {"1.2.1": (161.0, 0.122), "1.3.0rc22": (160.7, 0.1409 / 1.15)},
+    "MAX_UTILIZATION": {"1.2.1": (95.7, 1.1107), "1.3.0rc22": (159.2, 0.1409)},
+}
+"""Output tokens/s, and P99 of TPOT in seconds, by capacity scheduler and version."""
+REQUESTS, OUTPUT = 128, 512
+
+
+def pair(pool_tokens: int | None = None) -> dict[str, dict[str, tuple[float, float]]]:
+    """Add what is simulated, not calibrated, to what was measured."""
+    columns = np.zeros(REQUESTS), np.full(REQUESTS, 16_384), np.full(REQUESTS, OUTPUT)
+    limits = EngineLimits(2048, 8192, block_size=32, weight_dtype="fp8", kv_dtype="fp8")
+    found = {}
+    for name, measured in MEASURED.items():
+        scheduler = Scheduler(trtllm=TrtllmSettings(name, enable_chunked_prefill=True))
+        blocks = pool_tokens and pool_tokens // 32
+        made = deploy("llama-3.3-70b", "H200", limits=limits, scheduler=scheduler, host="trtllm", num_blocks=blocks)
+        r = simulate(Workload(*columns, max_tokens=columns[2], concurrency=32), made, max_log_steps=0).requests
+        tpot_s = float(np.quantile((r.finished_s - r.first_token_s) / (OUTPUT - 1), 0.99))
+        found[name] = measured | {"simulated": (float(REQUESTS * OUTPUT / r.finished_s.max()), tpot_s)}
+    return found
+
+
+def errors() -> tuple[list[float], dict[str, dict[str, tuple[float, float]]]]:
+    """Errors of tokens/s of 1.3.0rc22, and the pair."""
+    found = pair()
+    return [abs(one["simulated"][0] / one["1.3.0rc22"][0] - 1) for one in found.values()], found
+
+
+def test_max_utilization_loses_what_it_loses_in_the_version_whose_rules_are_compared():
+    """Both rules are compared with a version of July 2026, as 1.3.0rc22 is."""
+    off, found = errors()
+    own, other = found.values()
+    gained = [np.array(other[of]) / own[of] for of in ("simulated", "1.3.0rc22")]
+    assert np.abs(gained[0] / gained[1] - 1).max() < 0.1
+    assert max(off) < 0.3
+
+
+def test_the_pool_that_is_not_reported_does_not_decide_the_throughput():
+    rates = [one["simulated"][0] for pool in (304_000, 416_000) for one in pair(pool).values()]
+    assert max(rates) / min(rates) < 1.15
