@@ -173,8 +173,8 @@ class VariantSearch:
 def _is_of_group(key: str) -> bool:
     """Return whether a setting may differ between groups of replicas."""
     table, _, leaf = key.rpartition(".")
-    section = {"deployment": DeploymentSection, "engine": EngineSection}.get(table)
-    return section is not None and leaf in GroupSection.model_fields and leaf in section.model_fields
+    fields = {"deployment": DeploymentSection.model_fields, "engine": EngineSection.model_fields}
+    return leaf in GroupSection.model_fields and leaf in fields.get(table, {})
 
 
 def _splits(given: Sequence[Any], gpus: tuple[int, int], max_gpus: int) -> Iterator[tuple[int, int]]:
