@@ -389,7 +389,7 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
         f"The best, {mixed.name} (${mixed.price_per_hour_usd:.2f}), "
         f"{'costs the same as' if abs(less) < CENT else verdict} the best of equal replicas, {pure.name} "
         f"(${pure.price_per_hour_usd:.2f}{', scouted' if pure.status is Status.SCOUTED else ''}). At most, in requests "
-        f"per dollar: {', '.join(bounds)}; those of a mixture lie between for a router that ignores what requests need, "
+        f"per dollar: {', '.join(bounds)}; those of a mixture lie between if its router ignores what requests need, "
         "so that it pays where whole replicas of the better kind leave much unused."
     )
     return [text + reason]
