@@ -597,8 +597,8 @@ class SearchSection(Section):
         if self.objective not in ("cost_at_rate", "fewest_gpus"):
             raise ValueError(
                 "mixtures need a rate to serve: the requests per dollar of two kinds of replicas lie between those of "
-                "each kind alone, so that a mixture only pays where whole replicas do not fit the rate; set objective "
-                f'= "cost_at_rate" or "fewest_gpus" (it is "{self.objective}")'
+                "each kind alone, so that a mixture pays where whole replicas do not fit the rate; set objective = "
+                f'"cost_at_rate" or "fewest_gpus" (it is "{self.objective}")'
             )
         if self.strategy == "bayesian":
             raise ValueError('mixtures are enumerated; set strategy = "pruned"')

@@ -378,14 +378,15 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
     """Return why the best mixture wins or loses against the best of equal replicas, or nothing without mixtures."""
     if not requested.section.mixtures:
         return []
-    ranked = [choice for choice in found.choices if choice.status is Status.RANKED]
-    mixed = next((choice for choice in ranked if search.GROUPS in choice.settings), None)
-    pure = next((choice for choice in ranked if search.GROUPS not in choice.settings), None)
+    known = [choice for choice in found.choices if choice.status in (Status.RANKED, Status.SCOUTED)]
+    known.sort(key=lambda choice: choice.price_per_hour_usd)
+    mixed = next((choice for choice in known if search.GROUPS in choice.settings), None)
+    pure = next((choice for choice in known if search.GROUPS not in choice.settings), None)
     tried = sum(search.GROUPS in choice.settings for choice in found.choices)
     text = f"Mixtures: {report.counted(tried, 'mixture')} of two GPU types in the budget. "
     if mixed is None or pure is None:
         lone = "mixture" if mixed is None else "number of equal replicas"
-        return [f"{text}No {lone} is among those evaluated exactly: a cheaper configuration meets the limits, or none."]
+        return [f"{text}No {lone} was simulated within the limits: a cheaper configuration meets them, or none."]
     bounds = []
     for group in requested.bench.build(mixed.settings).replica_groups:
         most = search.ceiling(group, requested.bench.load.sample()).rate_rps
@@ -395,8 +396,9 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
     reason = (
         f"The best, {mixed.name} (${mixed.price_per_hour_usd:.2f}), "
         f"{'costs the same as' if abs(less) < CENT else verdict} the best of equal replicas, {pure.name} "
-        f"(${pure.price_per_hour_usd:.2f}). At most, in requests per dollar: {', '.join(bounds)}; those of a mixture "
-        "lie between, so that it pays only where whole replicas of the better kind leave much unused."
+        f"(${pure.price_per_hour_usd:.2f}{', scouted' if pure.status is Status.SCOUTED else ''}). At most, in requests "
+        f"per dollar: {', '.join(bounds)}; those of a mixture lie between if its router ignores what requests need, "
+        "so that it pays where whole replicas of the better kind leave much unused."
     )
     return [text + reason]
 
