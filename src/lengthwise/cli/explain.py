@@ -307,8 +307,7 @@ def _caches(found: Explanation) -> list[tuple[str, str]]:
     }
     rule, groups = kinds[limits.prefix_cache], found.deployment.kv.groups
     if groups is not None and groups.local:
-        kind = "chunks" if groups.chunked else "windows"
-        rule += f"; a prefix is found if all KV cache groups have it, those with {kind} the last of them"
+        rule += f"; found if all KV cache groups have it, local ones the last {'chunk' if groups.chunked else 'window'}"
     rows, offloading = [("prefix cache", rule)], limits.kv_offloading
     if offloading is not None and len(found.tiers) > 1:
         blocks = "prompts and outputs" if offloading.outputs else "prompts"
