@@ -174,7 +174,7 @@ def test_sides_that_cannot_be_built_name_the_decode_side():
     with pytest.raises(InputError, match=r"cost.*must be one of roofline"):
         reported('cost = "guess"')
     text = TEXT.replace("llama-3.1-8b", "llama-3.1-70b").replace("replicas = 2\n", "tp = 4\n")
-    with pytest.raises(InputError, match=r"must fit L40S: .* The smallest tp that fits is 4") as raised:
+    with pytest.raises(InputError, match=r"does not fit L40S .* The smallest tp that fits is 4") as raised:
         build(config.loads(text % 'gpu = "L40S"'))
     assert "of deployment.decode" in "".join(raised.value.__notes__)
 

@@ -122,7 +122,7 @@ MISTAKES = {
     "acceptance=1.5": "must be at most 1",
     "length_correlation=0.5": "needs a request_effect",
     "draft_model=llama-3.2-1b": "excludes a draft_model",
-    "num_speculative_tokens_per_batch_size=[[2, 4, 3]]": "begin at 1",
+    "num_speculative_tokens_per_batch_size=[[2, 4, 3]]": "the first begins at 1",
 }
 
 

@@ -31,7 +31,7 @@ WITHOUT_DATA = (
 )
 RECORDED = (
     "drift --only recorded",
-    "fidelity --only brackets",
+    "deployments --only brackets",
     "fidelity --only recorded",
     "gateway --only gain_emulated",
     "lengths --only elis",

@@ -167,15 +167,6 @@ def test_no_batch_is_done_sooner_on_unlike_replicas(workload, deployment):
 
 
 @settings(max_examples=EXAMPLES)
-@given(batches(), rooflines(), st.integers(1, 3))
-def test_equal_groups_have_a_bound_not_below_that_of_as_many_replicas(workload, one, count):
-    """The bound of groups leaves out the time of attention, so that it may be larger, but never smaller."""
-    more = dataclasses.replace(one, parallel=dataclasses.replace(one.parallel, replicas=count))
-    both = dataclasses.replace(one, parallel=dataclasses.replace(one.parallel, replicas=2 * count))
-    assert ceiling(engine.mix([more, more]), workload).rate_rps >= ceiling(both, workload).rate_rps * (1 - 1e-9)
-
-
-@settings(max_examples=EXAMPLES)
 @given(batches(), split_rooflines(), st.integers(2, 4))
 def test_more_replicas_never_lower_the_ceiling_of_separate_sides(workload, deployment, times):
     """Each part's bound grows with its own replicas, and all with both; n times of both allow n times the rate."""
