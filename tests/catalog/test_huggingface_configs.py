@@ -24,8 +24,8 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 
 def shapes(spec: ModelSpec) -> ModelSpec:
     """The spec without the fields that are of the catalog alone."""
-    facts = {"source": "", "aliases": (), "published_params": None, "mtp_modules": 0, "fp4_outputs": False}
-    return replace(spec, metadata=replace(spec.metadata, **facts))
+    of_catalog = {"source": "", "aliases": (), "published_params": None, "mtp_modules": 0, "fp4_outputs": False}
+    return replace(spec, metadata=replace(spec.metadata, **of_catalog))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "gemma-2-9b"])

@@ -89,7 +89,8 @@ def require_node_of(gpu: GpuSpec, on: NodeSpec) -> None:
     """Raise InputError if the catalog's GPU cannot be in the catalog's node: all GPUs share a link that it lacks."""
     usual = [node(name) for name in _tables("gpus").get(gpu.name, {}).get("usual_nodes", ())]
     switched = on.link_group == on.gpus and not on.link.name.startswith("pcie")
-    if usual and switched and on.name in _tables("nodes") and on.link.name not in {one.link.name for one in usual}:
+    is_of_catalog = on.name in _tables("nodes") and on == node(on.name)
+    if usual and switched and is_of_catalog and on.link.name not in {one.link.name for one in usual}:
         raise InputError(
             f"node {on.name} joins its GPUs by {on.link.name}, which {gpu.name} does not have. Leave node out, for "
             f"{usual[0].name}, or give the file of a node of your own"
