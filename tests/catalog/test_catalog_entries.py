@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -252,6 +253,13 @@ def test_a_gpu_of_the_users_own_comes_from_a_file(tmp_path):
     gpu = catalog.gpu(tmp_path / "mine.toml")
     assert (gpu.name, gpu.flops("bfloat16"), gpu.flops("fp8")) == ("Mine", 100e12, 2e14)
     assert catalog.default_node(gpu, 8).name == "pcie4-8"
+
+
+def test_a_file_with_the_name_of_a_gpu_of_the_catalog_changes_some_of_its_keys(tmp_path):
+    (tmp_path / "cheap.toml").write_text("[H100]\nprice_per_hour_usd = 2.1\n")
+    own, listed = catalog.gpu(tmp_path / "cheap.toml"), catalog.gpu("H100")
+    assert (own.price_per_hour_usd, own.price_source) == (2.1, str(tmp_path / "cheap.toml"))
+    assert replace(own, price_per_hour_usd=listed.price_per_hour_usd, price_source=listed.price_source) == listed
 
 
 def test_a_node_of_the_users_own_mixes_known_and_own_links(tmp_path):

@@ -62,7 +62,13 @@ def served_model(name: str) -> ModelSpec | None:
 
 def gpu(name: str | Path) -> GpuSpec:
     """Return a GPU by name or alias, or from a TOML file. Raises InputError if it is unknown or invalid."""
-    return _gpu(*_file_entry(Path(name), "GPU")) if str(name).endswith(".toml") else _find("GPU", str(name), gpus())
+    if not str(name).endswith(".toml"):
+        return _find("GPU", str(name), gpus())
+    own, table, where = _file_entry(Path(name), "GPU")
+    if known := _tables("gpus").get(own):  # The file changes some of its keys.
+        changes = {"price_source": str(name)} if "price_per_hour_usd" in table else {}
+        table = {**known, **changes, **table}
+    return _gpu(own, table, where)
 
 
 def find_gpu(name: str) -> GpuSpec | None:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lengthwise.schema.errors import InputError
@@ -137,8 +138,13 @@ def mixture_name(groups: str) -> str:
     for group in json.loads(groups):
         more = "".join(f" {_NAMES.get(f'deployment.{k}', _NAMES.get(f'engine.{k}', k + '={}')).format(v)}"
                        for k, v in group.items() if k not in ("gpu", "replicas"))  # fmt: skip
-        names.append(f"{group['replicas']}x{group.get('gpu', '')}{more}")
+        names.append(f"{group['replicas']}x{_without_folder(group.get('gpu', ''))}{more}")
     return " + ".join(names)
+
+
+def _without_folder(value: Any) -> Any:
+    """Return the name of a TOML file without its folder and ending, and any other value as it is."""
+    return Path(value).stem if isinstance(value, str) and value.endswith(".toml") else value
 
 
 def short_key(key: str) -> str:
@@ -160,7 +166,7 @@ def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
     for s in many:
         if GROUPS in s:
             s = {**s, GROUPS: mixture_name(s[GROUPS])}  # noqa: PLW2901 - the same settings, as a person reads them
-        shown = {k: _SWITCH[s[k]] if s[k] is True or s[k] is False else s[k] for k in varied if k in s}
+        shown = {k: _SWITCH[s[k]] if s[k] is True or s[k] is False else _without_folder(s[k]) for k in varied if k in s}
         if _DECODERS in s:  # "3P5D": three replicas prefill and five decode
             pair = f"{s.get(_REPLICAS, 1)}P{s[_DECODERS]}D"
             shown = {key: value for key, value in shown.items() if key not in (_REPLICAS, _DISAGGREGATE)}

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise import backend, engine, metrics, report, search
+from lengthwise import backend, engine, metrics, policy, report, search
 from lengthwise.config.files import resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of, space_of
@@ -386,7 +386,7 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
     text = f"Mixtures: {report.counted(tried, 'mixture')} of two GPU types in the budget. "
     if mixed is None or pure is None:
         lone = "mixture" if mixed is None else "number of equal replicas"
-        return [f"{text}No {lone} was simulated within the limits: a cheaper configuration meets them, or none."]
+        return [f"{text}No {lone} met the limits, or none was tried because a cheaper configuration meets them."]
     bounds = []
     for group in requested.bench.build(mixed.settings).replica_groups:
         most = search.ceiling(group, requested.bench.load.sample()).rate_rps
@@ -400,6 +400,12 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
         f"per dollar: {', '.join(bounds)}; those of a mixture lie between if its router ignores what requests need, "
         "so that it pays where whole replicas of the better kind leave much unused."
     )
+    router = policy.resolve("router", requested.scenario.scheduler.router)
+    if not router.uses("service_rate"):
+        reason += (
+            f" The router {router.name} ignores the speed of replicas; scheduler.router = "
+            '"shortest_expected_delay" or "least_work_left" may make mixtures cheaper.'
+        )
     return [text + reason]
 
 
