@@ -89,6 +89,7 @@ WRONG = {
     "mixtures need a rate": ("cost_at_rate", "requests_per_dollar"),
     "mixtures need a budget": ("max_usd_per_hour = 7", ""),
     "of two GPU types": ('["H100", "L40S"]', '["H100"]'),
+    "the budget has room for more mixtures": ("max_usd_per_hour = 7", "max_usd_per_hour = 200000"),
 }
 
 
@@ -145,6 +146,26 @@ def test_mixtures_are_all_numbers_of_two_gpus_within_the_budget():
     assert {(groups[0]["replicas"], groups[1]["replicas"]) for groups in mixed} == expected
     assert len(mixed) == len(expected) > 1
     assert [groups[1]["gpu"] for groups in mixed] == ["L40S"] * len(mixed)
+
+
+@pytest.mark.parametrize(
+    "axes", ['model = ["llama-3.1-8b", "qwen3-8b"]', "disaggregate = [false, true]\ndecode.replicas = [1]"]
+)
+def test_groups_of_a_mixture_have_one_model_and_no_decode_side(axes):
+    (one,) = search_module.questions(loads(EXAMPLE + axes + "\n"))
+    mixed = [made for made in one.candidates() if search.GROUPS in made]
+    assert mixed
+    for made in mixed:
+        deployed = one.bench.build(made)
+        assert deployed.decode is None
+        assert len({group.model.name for group in deployed.replica_groups}) == 1
+
+
+def test_a_search_says_when_its_router_ignores_speed():
+    text = EXAMPLE.replace('router = "shortest_expected_delay"', 'router = "round_robin"')
+    with search.threads(1) as workers:
+        (found,) = search_module.plan(loads(text, "search.top=1"), workers).plans
+    assert "round_robin ignores the speed" in " ".join(found.notes)
 
 
 @pytest.fixture(scope="module")

@@ -477,7 +477,8 @@ def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tu
         own = best.settings[key]
         own = str(own).lower() if isinstance(own, bool) else own
         setting = f"{'engine' if key == 'engine.name' else short_key(key)} = {own}"
-        on = "" if len(fair) == len(known) else f" on {', '.join(filter(None, map(best.settings.get, HARDWARE)))}"
+        same = ", ".join(filter(None, map(best.settings.get, HARDWARE))) if len(fair) < len(known) else ""
+        on = f" on {same}" if same else ""
         head = f"{setting}: the best configuration with another value{on}, {other.name}, "
         rough = " (scouted)" if other.status is Status.SCOUTED else ""
         low, high = losses(best, other, question)

@@ -112,6 +112,8 @@ class VariantSearch:
             own = {key: value for key, value in settings.items() if key != search.REPLICAS}
             with suppress(DoesNotFitError):  # the pure configuration gives the reason
                 one = self.bench.build(own)
+                if one.decode is not None:
+                    continue
                 if not one.price_per_hour_usd > 0:
                     raise InputError(
                         f"mixtures are compared by their prices, and {one.gpu.name} has none: its price_per_hour_usd "
@@ -124,11 +126,12 @@ class VariantSearch:
                 "mixtures are of two GPU types, and the search has fewer that fit; give the axis gpu several values, "
                 'such as gpu = ["H100", "L40S"], or set mixtures = false'
             )
-        found = list(search.mixtures(list(kinds.values()), _is_of_group, self.bench.question))
+        every = search.mixtures(list(kinds.values()), _is_of_group, self.bench.question)
+        found = list(itertools.islice(every, search.MAX_CANDIDATES + 1))
         if len(found) > search.MAX_CANDIDATES:
             raise InputError(
-                f"a search must have at most {search.MAX_CANDIDATES:,} configurations; the budget has room for "
-                f"{len(found):,} mixtures. Lower max_usd_per_hour or max_gpus, or remove values of the axes"
+                f"a search must have at most {search.MAX_CANDIDATES:,} configurations; the budget has room for more "
+                "mixtures. Lower max_usd_per_hour or max_gpus, or remove values of the axes"
             )
         return found
 
@@ -178,7 +181,7 @@ def _is_of_group(key: str) -> bool:
     """Return whether a setting may differ between groups of replicas."""
     table, _, leaf = key.rpartition(".")
     fields = {"deployment": DeploymentSection.model_fields, "engine": EngineSection.model_fields}.get(table, {})
-    return leaf in GroupSection.model_fields and leaf in fields
+    return leaf != "model" and leaf in GroupSection.model_fields and leaf in fields
 
 
 def _splits(given: Sequence[Any], gpus: tuple[int, int], max_gpus: int) -> Iterator[tuple[int, int]]:
@@ -382,8 +385,14 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
     known.sort(key=lambda choice: choice.price_per_hour_usd)
     mixed = next((choice for choice in known if search.GROUPS in choice.settings), None)
     pure = next((choice for choice in known if search.GROUPS not in choice.settings), None)
-    tried = sum(search.GROUPS in choice.settings for choice in found.choices)
-    text = f"Mixtures: {report.counted(tried, 'mixture')} of two GPU types in the budget. "
+    tried = [choice.settings for choice in found.choices if search.GROUPS in choice.settings]
+    text = f"Mixtures: {report.counted(len(tried), 'mixture')} of two GPU types in the budget. "
+    router = policy.resolve("router", requested.bench.build(tried[0]).scheduler.router) if tried else None
+    if router and not router.uses("service_rate"):
+        text += (
+            f"The router {router.name} ignores the speed of replicas; scheduler.router = "
+            '"shortest_expected_delay" or "least_work_left" may make mixtures cheaper. '
+        )
     if mixed is None or pure is None:
         lone = "mixture" if mixed is None else "number of equal replicas"
         return [f"{text}No {lone} met the limits, or none was tried because a cheaper configuration meets them."]
@@ -400,12 +409,6 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
         f"per dollar: {', '.join(bounds)}; those of a mixture lie between if its router ignores what requests need, "
         "so that it pays where whole replicas of the better kind leave much unused."
     )
-    router = policy.resolve("router", requested.scenario.scheduler.router)
-    if not router.uses("service_rate"):
-        reason += (
-            f" The router {router.name} ignores the speed of replicas; scheduler.router = "
-            '"shortest_expected_delay" or "least_work_left" may make mixtures cheaper.'
-        )
     return [text + reason]
 
 
