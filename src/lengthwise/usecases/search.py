@@ -414,9 +414,12 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
 
 def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
     scenario, question = requested.scenario, requested.bench.question
-    metadata = {"workload": requested.bench.load.name}
-    if "deployment.model" not in space.values():
-        metadata = {"model": scenario.deployment.model} | metadata
+    fixed = {
+        name: getattr(scenario.deployment, name)
+        for name in ("model", "gpu")
+        if f"deployment.{name}" not in space.values()
+    }
+    metadata = {**fixed, "workload": requested.bench.load.name}
     if note := unchecked_tables_note(scenario):
         metadata["cost tables"] = note
     if question.rate_rps is not None:
