@@ -276,8 +276,10 @@ def test_counters_report_the_tokens_and_seconds_of_the_steps_in_the_log(measured
     for run in runs:
         counters = counters_of(run.measured.metadata["metrics"])
         found = busy_periods_of(run_of(run.measured, "run", 0.0), counters, deployments["wide"].limits)
-        if isinstance(found, str):  # A fast machine idles between requests where they arrive one by one.
-            assert run.load != "static"
+        if isinstance(found, str):
+            # A fast machine idles between requests where they arrive one by one; a busy one delays client and scrapes.
+            is_delayed = "late to read" in found or measured[2] > os.cpu_count() + OTHERS
+            assert run.load != "static" or is_delayed, found
             assert "between two scrapes during which it was always busy" in found or "late to read" in found
             continue
         timed = at_token_times(counters, run.measured.tokens)
