@@ -350,6 +350,16 @@ def test_scripts_of_separate_sides_use_each_gpu_once_and_ports_that_the_router_k
     assert "--vllm-pd-disaggregation" in router
 
 
+@pytest.mark.parametrize(("host", "expected"), [({}, "127.0.0.1"), ({"HOST": "0.0.0.0"}, "0.0.0.0")])
+def test_routers_listen_at_the_given_host(tmp_path, host, expected):
+    write_split(tmp_path / "split", 1, 1)
+    write(tmp_path / "equal")
+    programs = {"split/vllm-router.sh": "vllm-router", "split/sglang-router.sh": "python3"}
+    for script, program in (programs | {"equal/router.sh": "vllm-router"}).items():
+        words = run(tmp_path / script, tmp_path / script.replace("/", "-"), program, **host)[""]
+        assert words[words.index("--host") + 1] == expected
+
+
 def test_sglang_engines_of_separate_sides_meet_at_their_bootstrap_ports(tmp_path):
     write_split(tmp_path / "one", 2, 1)
     seen = run(tmp_path / "one" / "sglang-prefill.sh", tmp_path / "prefill", "python3")
@@ -387,9 +397,15 @@ def test_a_side_that_spans_hosts_is_named_with_its_steps(tmp_path):
         "H100 (see the ranks below), with HOST= the node's address." in text
     )
     assert "PREFILLS and DECODES list the replicas' addresses on their nodes." in text
-    assert "- Decode side: A replica of 16 GPUs spans nodes of 8: the command must run on each of them" in text
-    assert "- Decode side: Add --node-rank (0, 1, ...) and --master-addr on each node" in text
-    assert "Prefill side: Add --node-rank" not in text
+    ranks = (
+        "- Decode side: A replica of 16 GPUs spans nodes of 8: the command must run on each of them, with its rank. "
+        "Add --node-rank (0, 1, ...) and --master-addr on each"
+    )
+    assert ranks in text
+    assert not any("--node-rank" in line for line in text.splitlines() if "Prefill side" in line)
+    assert "Progress: `kubectl rollout status statefulset/split-prefill`." in text
+    assert "`kubectl scale leaderworkerset/split-decode-pods --replicas=N`" in text
+    assert "`--decode http://split-decode-pods-1.split-decode-pods:8000`" in text
     assert "\n## On Dynamo\n" in text
     assert "sh vllm-prefill.sh` and `sh vllm-decode.sh" in text
 
@@ -407,6 +423,9 @@ def test_sides_with_other_gpus_start_on_nodes_of_their_own(tmp_path):
     text = (tmp_path / "one" / "README.md").read_text()
     assert "- Decode side: 1 x (tp 1, pp 1), on 1 x H200 (hgx-h200)" in text
     assert "Run the prefill script on 1 node with H100 and the decode script on 1 node with H200" in text
+    assert "- KV transfer between the sides: simulated over infiniband-ndr, 48 GB/s for each GPU\n" in text
+    assert "a network between the nodes of both sides" in text
+    assert "NVLink, PCIe" not in text
     for side in ("prefill", "decode"):
         assert sorted(run(tmp_path / "one" / f"vllm-{side}.sh", tmp_path / side, "vllm")) == ["0"]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -298,6 +299,8 @@ def test_a_replica_that_spans_hosts_is_a_group_of_pods_whose_first_has_the_serve
     for resource in resources:
         validate(resource)
     service, group, _ = resources
+    comments = [one for one in kubernetes_manifest(d, name="chat").splitlines() if one.startswith("#")]
+    assert not re.search("node-rank|must run on each", " ".join(comments)), "LWS gives the ranks"
     spec = group["spec"]["leaderWorkerTemplate"]
     assert (group["spec"]["replicas"], spec["size"]) == (2, 2)
     (leader,), (worker,) = (spec[key]["spec"]["containers"] for key in ("leaderTemplate", "workerTemplate"))

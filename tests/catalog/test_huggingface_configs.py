@@ -25,6 +25,7 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 def shapes(spec: ModelSpec) -> ModelSpec:
     """The spec without the fields that are of the catalog alone."""
     of_catalog = {"source": "", "aliases": (), "published_params": None, "mtp_modules": 0, "fp4_outputs": False}
+    of_catalog |= {"int4_experts": False}
     return replace(spec, metadata=replace(spec.metadata, **of_catalog))
 
 

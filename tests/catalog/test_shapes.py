@@ -260,6 +260,20 @@ def test_a_checkpoint_in_fp4_leaves_what_it_excludes_in_16_bits(name):
     assert catalog.dense_dtype(spec, "fp8") == "fp8"
 
 
+@pytest.mark.parametrize(("name", "dense"), [("qwen3-30b-a3b", "int4"), ("kimi-k2-thinking", "bfloat16")])
+def test_int4_quantizes_all_layers_except_where_the_published_checkpoint_has_only_experts_in_it(name, dense):
+    spec = MODELS[name]
+    assert catalog.dense_dtype(spec, "awq") == dense
+    at = spec.layers - 1
+    routed = catalog.routed_weight_bytes(spec, at, "gptq")
+    each = 0.5 + 2.5 / 128
+    others = catalog.layer_parameters(spec, at) - routed / each
+    assert catalog.layer_weight_bytes(spec, at, "gptq") == pytest.approx(
+        routed + others * (each if dense == "int4" else 2)
+    )
+    assert catalog.dense_dtype(spec, "mxfp4") == catalog.dense_dtype(spec, "nvfp4") == "bfloat16"
+
+
 def test_a_dense_model_in_fp4_has_all_layers_in_it():
     spec = MODELS["llama-3.1-70b"]
     assert catalog.dense_dtype(spec, "fp4") == "fp4"

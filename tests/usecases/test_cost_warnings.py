@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lengthwise import config
+from lengthwise import EngineLimits, config, engine
 from lengthwise.cli import main
 from lengthwise.cost import MadeFor, model_error, save
 from lengthwise.engine import deploy
@@ -99,3 +99,19 @@ def test_answers_note_how_the_layers_of_a_model_are_simplified():
         "linear attention" in note for note in model_error.deployment_notes(deploy("qwen3-next-80b-a3b", "B200"))
     )
     assert model_error.deployment_notes(deploy("llama-3.1-8b", "H100")) == ()
+
+
+def test_answers_note_that_hits_of_a_model_with_states_are_optimistic():
+    for name, is_noted in (("qwen3-next-80b-a3b", True), ("llama-3.1-8b", False)):
+        d = deploy(name, "B200", limits=EngineLimits(max_model_len=4096, enable_prefix_caching=True))
+        assert any("the hits are optimistic" in note for note in model_error.deployment_notes(d)) == is_noted
+        plain = deploy(name, "B200", limits=EngineLimits(max_model_len=4096))
+        assert not any("hits" in note for note in model_error.deployment_notes(plain))
+
+
+@pytest.mark.parametrize(("gpu", "vendors"), [("H100", None), ("H200", False), ("MI300X", True)])
+def test_answers_note_that_a_transfer_between_two_kinds_of_gpu_is_not_checked(gpu, vendors):
+    sides = (deploy("llama-3.1-8b", of, limits=EngineLimits(max_model_len=4096)) for of in ("H100", gpu))
+    notes = [note for note in model_error.deployment_notes(engine.disaggregate(*sides)) if "KV transfer" in note]
+    assert len(notes) == (vendors is not None)
+    assert any("two vendors" in note for note in notes) == bool(vendors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -365,9 +366,23 @@ def test_a_claim_has_the_cost_models_intervals_of_its_latencies_and_of_its_gpus(
     assert size.has_model_interval
     ends = [report.metric_text("ttft.p90", end) for end in (ttft.model_low, ttft.model_high)]
     claim = (place / "README.md").read_text()
-    assert f", {ends[0]} to {ends[1]} by the cost model's error (TTFT p90 ≤ 500 ms)" in claim
+    assert re.search(r"\n- TTFT p90 \d[^,]*, limit 500 ms, ", claim)
+    assert f", limit 500 ms, {ends[0]} to {ends[1]} by the cost model's error" in claim
+    assert "No kernels were measured on L40S" in claim
+    assert ("This simulation breaks TTFT p90 ≤ 500 ms" in claim) == (ttft.value > 0.5)
     ends = f"{size.model_low:g} to {size.model_high:g} by the cost model's error"
     assert re.search(rf" GPUs( \(± [\d.]+\))?, {ends}", claim)
+
+
+def test_a_claim_whose_simulation_breaks_a_limit_says_so(study):
+    plan = study.plans[0]
+    claimed = search_module.scenario_of_choice(requested()[0], plan.best)
+    summary = simulate.run(claimed)[0].summary
+    for bound_s in (2 * summary.ttft_s.p90.value, summary.ttft_s.p90.value / 2):
+        limit = Limit("ttft.p90", bound_s)
+        text = search_module._claim(replace(plan, limits=(limit,)), plan.best, summary, claimed)
+        breaks = f"**This simulation breaks {limit_text(limit)}"
+        assert (breaks in text) == (bound_s < summary.ttft_s.p90.value)
 
 
 def test_a_load_test_that_is_expected_to_break_its_limit_says_so():

@@ -20,7 +20,7 @@ from typing import Any
 from lengthwise.backend.launch import PLACEHOLDER, Launch, comment, fits_node, replica_gpus, router_policy
 from lengthwise.backend.sglang import sglang_launch
 from lengthwise.backend.trtllm import OPTIONS, trtllm_launch, trtllm_options
-from lengthwise.backend.vllm import CONNECTOR, DISAGGREGATED_NOTES, STORAGE_FOLDER, split_launches, vllm_launch
+from lengthwise.backend.vllm import CONNECTOR, STORAGE_FOLDER, disaggregated_notes, split_launches, vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import GB, GIB
@@ -38,9 +38,10 @@ ROUTER = "vllm-router==0.1.17"
 LLM_D_ROLE, LLM_D_SERVING = "llm-d.ai/role", "llm-d.ai/inference-serving"
 TOKEN_SECRET = "hugging-face"  # noqa: S105 - the name of a Secret, as in deploy/
 LWS_WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"  # label that LWS sets
+_RANK = "--node-rank"
 _RANKS = {
-    "": ("--master-addr", "$(LWS_LEADER_ADDRESS)", "--node-rank"),
-    "sglang": ("--dist-init-addr", "$(LWS_LEADER_ADDRESS):5000", "--node-rank"),
+    "": ("--master-addr", "$(LWS_LEADER_ADDRESS)", _RANK),
+    "sglang": ("--dist-init-addr", "$(LWS_LEADER_ADDRESS):5000", _RANK),
 }
 """Arguments by which the engines of a group meet, before the rank of each."""
 _OF_SERVERS = ("ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle")
@@ -112,7 +113,7 @@ def kubernetes_manifest(
     if d.decode is None:
         launches = [engine.launch(d, **options)]
     else:
-        launches = [*split_launches(*sides.values(), notes=DISAGGREGATED_NOTES, **options)]
+        launches = [*split_launches(*sides.values(), notes=disaggregated_notes(d), **options)]
     _check(d, name, launches[0])
     resources: list[dict[str, Any]] = []
     if d.decode is not None:
@@ -132,7 +133,8 @@ def kubernetes_manifest(
         "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
         *(["The image runs as root, which the Pod Security level `restricted` refuses."] if not engine.user else []),
         *_storage_remarks(d, name),
-        *dict.fromkeys(note for launch in launches for note in launch.notes),
+        # A LeaderWorkerSet gives the ranks.
+        *dict.fromkeys(note for launch in launches for note in launch.notes if _RANK not in note),
     )
     return "\n#\n".join(comment(remark) for remark in remarks) + f"\n{_yaml(resources)}"
 

@@ -251,12 +251,12 @@ def router_policy(deployment: Deployment) -> str:
 
 
 def shared_notes(  # noqa: C901, PLR0912 - one note after the other
-    d: Deployment, *, keeps_budget: bool = False, caps_chunks: bool = False
+    d: Deployment, *, keeps_budget: bool = False, caps_chunks: bool = False, ranks: str = ""
 ) -> Iterator[str]:
     """Yield notes on the differences between simulation and engine that engines share.
 
     ``keeps_budget``: the command has the simulated token budget, even if prompts are not split. ``caps_chunks``: it has
-    the simulated ``long_prefill_token_threshold``.
+    the simulated ``long_prefill_token_threshold``. ``ranks`` are the flags of a replica that spans hosts.
     """
     of = "a rank" if d.parallel.dp > 1 else "a replica"
     if sets_kv_blocks(d):
@@ -332,7 +332,7 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
         more = " A gateway can give all replicas one queue." if name == "central" else ""
         more = f" {STICKY_NOTE}" if nearest == STICKY else more
         yield f"{d.parallel.replicas} replicas were behind a {name} router{end}.{more}"
-    yield from _host_notes(d)
+    yield from _host_notes(d, ranks)
     if not math.isinf(d.limits.timeout_s):
         yield (
             f"Clients gave up after {d.limits.timeout_s:g} s: set this in the client; the engine drops a request "
@@ -342,12 +342,17 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
         yield "Prefix caching was not simulated and is turned off; turn it on if prompts begin alike."
 
 
-def _host_notes(d: Deployment) -> Iterator[str]:
+def shares_node(d: Deployment) -> bool:
+    """Return whether one node has all GPUs of a deployment, of both sides."""
+    return d.gpus <= d.node.host_gpus and len({(side.gpu.name, side.node.name) for side in d.sides}) == 1
+
+
+def _host_notes(d: Deployment, ranks: str) -> Iterator[str]:
     if not fits_node(d):
         part = "nodes" if d.node.gpus_per_host is None else "hosts"
         yield (
             f"A replica of {replica_gpus(d)} GPUs spans {part} of {d.node.host_gpus}: the command must run on each "
-            "of them, with its rank."
+            f"of them, with its rank.{f' Add {ranks}.' if ranks else ''}"
         )
     if not d.gpu.is_nvidia and not d.gpu.is_cpu:
         yield (

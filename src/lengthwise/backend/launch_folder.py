@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 
 from lengthwise.backend.kubernetes import (
     ENGINES,
+    LOAD_S,
     RESERVED,
     TOKEN_SECRET,
     VLLM_IMAGE,
@@ -42,14 +43,16 @@ from lengthwise.backend.launch import (
     replica_gpus,
     router_policy,
     script,
+    shares_node,
     visible_gpus,
 )
 from lengthwise.backend.sglang import BOOTSTRAP_PORT, sglang_split_launches
 from lengthwise.backend.trtllm import OPTIONS, trtllm_options
-from lengthwise.backend.vllm import DISAGGREGATED_NOTES, phased_launch, split_launches, vllm_launch
+from lengthwise.backend.vllm import disaggregated_notes, phased_launch, split_launches, vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.files import write_atomic
+from lengthwise.schema.specs import GB
 from lengthwise.schema.workload import UNCAPPED, Workload
 
 PORT = 8000  # port for requests: of the only replica, or of the router in front of several
@@ -62,6 +65,7 @@ _SPLIT = tuple(f"{engine}-{part}.sh" for engine in ("vllm", "sglang") for part i
 _FILES = {*_ALWAYS, *_SPLIT, "vllm.sh", "sglang.sh", "trtllm.sh", OPTIONS, "router.sh", "kubernetes.yaml", DYNAMO}
 _ENGINES = {key or "vllm": engine for key, engine in ENGINES.items()}
 _NUMBERED = re.compile(r"([a-z0-9-]+-)?[0-9]+-[a-z0-9-]+")  # [VARIANT-]RANK-NAME
+_HOST = "HOST=${HOST:-127.0.0.1}\n"
 _STOP = """stop() {
   trap - INT TERM
   kill $pids 2>/dev/null || true
@@ -91,7 +95,7 @@ def server_script(title: str, launch: Launch, deployment: Deployment) -> str:
     replaced["--config"] = f'"$(dirname "$0")/{OPTIONS}"'
     command = invocation(launch.command, replaced, "  ")
     environment = {name: value for name, value in launch.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
-    head = default_model(_model_of(launch.command)) + "HOST=${HOST:-127.0.0.1}\n" + exports(environment)
+    head = default_model(_model_of(launch.command)) + _HOST + exports(environment)
     serve = f"serve() {{\n  CUDA_VISIBLE_DEVICES=$1\n  export CUDA_VISIBLE_DEVICES\n  exec {command}\n}}\n"
     replicas = _node_replicas(d)
     gpus = [visible_gpus(d, replica) for replica in range(replicas)]
@@ -119,14 +123,14 @@ def router_script(deployment: Deployment) -> str:
     """Return a script that starts a router for the replicas, with the policy nearest to the simulated one."""
     first = _first_port(deployment)
     urls = [f"http://127.0.0.1:{first + replica}" for replica in range(_node_replicas(deployment))]
-    command = ("vllm-router", "--host", "127.0.0.1", "--port", str(PORT), "--policy", router_policy(deployment))
-    note = f"Install it: pip install vllm-router. It waits for the replicas and listens at port {PORT}."
+    command = ("vllm-router", "--host", "HOST", "--port", str(PORT), "--policy", router_policy(deployment))
+    note = f"Install it: pip install vllm-router. It waits for the replicas and listens at HOST, port {PORT}."
     notes = (note, STICKY_NOTE) if STICKY in command else (note,)
     launch = Launch((*command, "--worker-urls", "$WORKERS"), notes=notes)
     title = f"A router in front of the {deployment.parallel.replicas} replicas; WORKERS lists their addresses."
     default = f"WORKERS=${{WORKERS:-{shlex.quote(' '.join(urls))}}}\n"
-    words = invocation(launch.command, {"--worker-urls": "$WORKERS"})
-    return script(title, launch, f"{default}\nexec {words}\n")
+    words = invocation(launch.command, {"--host": '"$HOST"', "--worker-urls": "$WORKERS"})
+    return script(title, launch, f"{_HOST}{default}\nexec {words}\n")
 
 
 def load_test_script(launch: Launch, model: str) -> str:
@@ -159,7 +163,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     steps = [f"Start the {'engine' if d.decode is None else 'engines'}, {scripts} ({given}).{_where(d)}"]
     if d.decode is not None:
         router = " or ".join(f"`sh {key}-router.sh`" for key in launches)
-        addresses = " PREFILLS and DECODES list the replicas' addresses on their nodes." if not _shares_node(d) else ""
+        addresses = " PREFILLS and DECODES list the replicas' addresses on their nodes." if not shares_node(d) else ""
         steps.append(f"Start the router in front of both sides, {router} (from PyPI).{addresses}")
     elif d.parallel.replicas > 1:
         steps.append("Start the router in front of the replicas, `sh router.sh` (vllm-router, from PyPI).")
@@ -188,6 +192,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         "## Run it",
         "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1)),
         *(["## On Kubernetes", _on_kubernetes(d, dns_name(name))] if has_manifest else []),
+        *(["### Operate", entries([*_operations(d, dns_name(name))])] if has_manifest else []),
         *(["## On Dynamo", _on_dynamo(dns_name(name))] if DYNAMO in manifests else []),
         "## What the engines do otherwise",
         *(f"### {title}\n\n{entries(notes)}" for title, notes in sections.items() if notes),
@@ -204,16 +209,17 @@ def _shape_rows(d: Deployment) -> list[str]:
         rows.append(
             f"{role}: {side.parallel.replicas} x ({degrees(side)}), on {side.hardware} ({side.node.name}){hosts}"
         )
+    if d.decode is not None and (transfer := d.decode.kv_transfer).link:
+        rows.append(
+            f"KV transfer between the sides: simulated over {transfer.link}, {transfer.bytes_per_s / GB:.4g} GB/s for "
+            "each GPU"
+        )
     return rows
-
-
-def _shares_node(d: Deployment) -> bool:
-    return d.gpus <= d.node.host_gpus and len({(side.gpu.name, side.node.name) for side in d.sides}) == 1
 
 
 def _where(d: Deployment) -> str:
     """Return where the scripts run if one node does not have all replicas, for each side: on how many nodes."""
-    if _shares_node(d):
+    if shares_node(d):
         return ""
     texts = []
     for role, side in zip(("",) if d.decode is None else ("prefill", "decode"), d.sides, strict=True):
@@ -275,6 +281,49 @@ def _on_kubernetes(d: Deployment, name: str) -> str:
         "repository."
     )
     return "\n\n".join((apply, test, "\n".join(f"    {command}" for command in commands), router))
+
+
+def _operations(d: Deployment, name: str) -> Iterator[str]:
+    """Yield how to operate the pods of kubernetes.yaml: readiness, loading, scale, a lost pod, NIXL."""
+    own = [name] if d.decode is None else [f"{name}-prefill", f"{name}-decode"]
+    sets = [
+        f"statefulset/{one}" if fits_node(side) else f"leaderworkerset/{one}-pods"
+        for one, side in zip(own, d.sides, strict=True)
+    ]
+    pods = f"pods -l app.kubernetes.io/name={name}"
+    status = " and ".join(f"`kubectl rollout status {one}`" for one in sets if one.startswith("stateful"))
+    sides = " of both sides and the router" if d.decode is not None else ""
+    yield (
+        f"Ready: `kubectl wait --for=condition=Ready --timeout={LOAD_S // 60}m {pods}` ends when all pods{sides} are "
+        f"ready; `kubectl get {pods}` lists them. {f'Progress: {status}.' if status else ''}"
+        + (" The router's pod is ready once its port is open, with or without engines." if sides else "")
+    )
+    yield (
+        f"Loading: an engine has {LOAD_S // 60} minutes to download, load and compile the model; then Kubernetes "
+        "starts its container again (startupProbe). Each new pod downloads the model, unless a volume keeps it."
+    )
+    scale = " or ".join(f"`kubectl scale {one} --replicas=N`" for one in sets)
+    if d.decode is None:
+        yield f"Scale: {scale}; the Service then has the pods that are ready."
+        yield "A lost pod: its requests fail, and clients must send them again. Kubernetes starts the pod again."
+        return
+    side = replace(d.sides[1], parallel=replace(d.sides[1].parallel, replicas=d.sides[1].parallel.replicas + 1))
+    yield (
+        f"Scale: {scale}. The router has the addresses in its command and no others: after the change, add or remove "
+        f"them there (`kubectl edit deployment/{name}-router`), which starts the router again. The next decode replica "
+        f"has `--decode http://{pod_hosts(side, own[1])[-1]}:{PORT}`. To make a side smaller, change the router first."
+    )
+    group = " with all pods of its group" if not fits_node(side) else ""
+    yield (
+        "A lost decode pod: its requests lose their KV caches, and streams that have begun end: clients must send "
+        f"these requests again. Kubernetes starts the pod again{group}, at the address that the router has; it loads "
+        "the model first."
+    )
+    yield (
+        "NIXL: vLLM's images have it if they are built with INSTALL_KV_CONNECTORS=true. lengthwise did not check "
+        f"{VLLM_IMAGE}: `kubectl logs {pod_hosts(d.sides[0], own[0])[0].partition('.')[0]} | grep NIXL` "
+        'shows "NIXL is available" or "NIXL is not available".'
+    )
 
 
 def entries(items: Sequence[str]) -> str:
@@ -567,7 +616,7 @@ def _launches_of(d: Deployment) -> tuple[dict[str, tuple[Launch, ...]], dict[str
             if d.decode is None:
                 launches[key] = (_ENGINES[key].launch(d, port=_first_port(d), device=device),)
             elif key == "vllm":
-                launches[key] = split_launches(*d.sides, device=device, notes=DISAGGREGATED_NOTES)
+                launches[key] = split_launches(*d.sides, device=device, notes=disaggregated_notes(d))
             else:
                 launches[key] = sglang_split_launches(*d.sides, device=device)
         except InputError as error:
@@ -581,19 +630,19 @@ def _launches_of(d: Deployment) -> tuple[dict[str, tuple[Launch, ...]], dict[str
 def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
     """Return the scripts of both sides and of their router by file name, for vLLM and SGLang."""
     sides = dict(zip(("prefill", "decode"), d.sides, strict=True))
-    shares_node = _shares_node(d)
+    is_one_node = shares_node(d)
     first, texts = 0, dict[str, str]()
     gpu_sets: dict[str, list[range]] = {}
     for side, of in sides.items():
         width = min(replica_gpus(of), d.node.host_gpus)
         starts = range(first, first + _node_replicas(of) * width, width)
         gpu_sets[side] = [range(start, start + width) for start in starts]
-        first = starts.stop if shares_node else 0
+        first = starts.stop if is_one_node else 0
     launches, _ = _launches_of(d)
     for engine, side, launch in ((e, s, one) for e, of in launches.items() for s, one in zip(sides, of, strict=True)):
         of, sets = sides[side], gpu_sets[side]
         title = f"{name}: {d.name}, the {side} side, {degrees(of)}, on {of.hardware}."
-        if not shares_node:
+        if not is_one_node:
             title += (
                 f" A node has {len(sets)} of its {of.parallel.replicas} replicas: run this on each node, with HOST= "
                 "its address."
@@ -613,7 +662,7 @@ def _sides_router_script(engine: str, prefills: int, decodes: int, policy: str, 
     """Return the script of a router that sends each request to a prefill and a decode replica of this node."""
     switch = "--vllm-pd-disaggregation" if engine == "vllm" else "--pd-disaggregation"
     program = "vllm-router" if engine == "vllm" else "python3 -m sglang_router.launch_router"
-    notes = (f"Install it: pip install {engine}-router. It listens at port {PORT}, where requests go.", *notes)
+    notes = (f"Install it: pip install {engine}-router. It listens at HOST, port {PORT}, where requests go.", *notes)
     urls = [
         [f"http://127.0.0.1:{port + i}" for i in range(count)]
         for count, port in ((prefills, PREFILL_PORT), (decodes, DECODE_PORT))
@@ -624,10 +673,10 @@ def _sides_router_script(engine: str, prefills: int, decodes: int, policy: str, 
         bootstrap = ' "${url#*@}"'
         notes += ("An address of PREFILLS ends with @ and the engine's bootstrap port.",)
     body = (
-        f"PREFILLS=${{PREFILLS:-'{' '.join(urls[0])}'}}\nDECODES=${{DECODES:-'{' '.join(urls[1])}'}}\n\nset --\n"
+        f"{_HOST}PREFILLS=${{PREFILLS:-'{' '.join(urls[0])}'}}\nDECODES=${{DECODES:-'{' '.join(urls[1])}'}}\n\nset --\n"
         f'for url in $PREFILLS; do\n  set -- "$@" --prefill "${{url%@*}}"{bootstrap}\ndone\n'
         'for url in $DECODES; do\n  set -- "$@" --decode "$url"\ndone\n'
-        f'exec {program} --host 127.0.0.1 --port {PORT} {switch} --policy {policy} "$@"\n'
+        f'exec {program} --host "$HOST" --port {PORT} {switch} --policy {policy} "$@"\n'
     )
     title = "The router in front of both sides; PREFILLS and DECODES list the addresses of their replicas."
     return script(title, Launch((program,), notes=notes), body)
@@ -637,7 +686,7 @@ def _side_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: in
     replaced = {"serve": '"$MODEL"', "--model-path": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
     replaced["--disaggregation-bootstrap-port"] = '"$3"'
     command = invocation(launch.command, replaced, "  ")
-    head = default_model(_model_of(launch.command)) + "HOST=${HOST:-127.0.0.1}\n"
+    head = default_model(_model_of(launch.command)) + _HOST
     variables = {"CUDA_VISIBLE_DEVICES": "$1"}
     if "--model-path" not in launch.command:
         variables |= {"VLLM_NIXL_SIDE_CHANNEL_PORT": "$3", "VLLM_NIXL_SIDE_CHANNEL_HOST": "$HOST"}

@@ -87,11 +87,12 @@ def sglang_launch(
         "--schedule-low-priority-values-first": by_priority,
         "--retraction-policy": "priority" if by_priority else None,
     }
-    notes = (*weights.notes, *_notes(d), *launch.shared_notes(d))
+    notes = (*weights.notes, *_notes(d), *launch.shared_notes(d, ranks=RANKS))
     command = ("python3", "-m", "sglang.launch_server", *launch.flags(pairs))
     return Launch(command, launch.environment_of(d, device, replica), notes)
 
 
+RANKS = "--node-rank (0, 1, ...) and --dist-init-addr on each"
 BOOTSTRAP_PORT = 8998  # where decode engines find a prefill engine
 _DISAGGREGATED_NOTES = (
     (
@@ -149,8 +150,6 @@ def _notes(d: Deployment) -> Iterator[str]:
         dtype = dtype_name(d.limits.kv_dtype)
         if dtype not in _KV_DTYPES and dtype != dtype_name(d.limits.weight_dtype or d.model.dtype):
             yield f"SGLang has no KV cache of {dtype}; it takes the weights' dtype."
-    if not launch.fits_node(d):
-        yield "Add --node-rank (0, 1, ...) and --dist-init-addr on each node."
     yield from _memory_notes(d)
     if d.limits.kv_offloading and d.limits.kv_offloading.size_gb:
         yield "CPU memory behind the prefix cache was simulated as vLLM uses it; the command leaves SGLang's off."

@@ -105,7 +105,8 @@ def vllm_launch(
         "--async-scheduling": d.scheduler.async_scheduling,
         "--long-prefill-token-threshold": d.scheduler.long_prefill_token_threshold or None,
     }
-    notes = (*weights.notes, *_notes(deployment, device), *launch.shared_notes(deployment, caps_chunks=True))
+    shared = launch.shared_notes(deployment, caps_chunks=True, ranks=RANKS)
+    notes = (*weights.notes, *_notes(deployment, device), *shared)
     return Launch(("vllm", "serve", weights.model, *launch.flags(pairs)), environment, notes)
 
 
@@ -149,8 +150,6 @@ def _notes(d: Deployment, device: str) -> Iterator[str]:
     yield from _speculation_notes(d)
     if d.limits.kv_dtype is not None and dtype_name(d.limits.kv_dtype) not in _KV_DTYPES:
         yield f"vLLM has no KV cache of {d.limits.kv_dtype}; it takes the weights' dtype."
-    if not launch.fits_node(d):
-        yield "Add --node-rank (0, 1, ...) and --master-addr on each node, and --headless on all but the first."
     if device != "cuda":
         yield "On a CPU the engine shows whether the command is valid, not how fast it serves: float32, no graphs."
 
@@ -226,6 +225,7 @@ def _speculative_config(d: Deployment) -> str | None:
 
 
 DRAFTER = "DRAFTER"
+RANKS = "--node-rank (0, 1, ...) and --master-addr on each, and --headless on all but the first"
 STORAGE_FOLDER = "/mnt/kv-cache"
 SCHEDULER_CLASS = "lengthwise.gateway.plugin.RraScheduler"
 CONNECTOR = "NixlConnector"
@@ -246,8 +246,7 @@ SPLIT_NOTES = (
 )
 
 
-DISAGGREGATED_NOTES = (
-    "vLLM's disaggregation needs NIXL (pip install nixl), and GPUs that reach each other by NVLink, PCIe or RDMA.",
+_DISAGGREGATED_NOTES = (
     (
         "The first token was simulated as sent when the prefill ends. The router streams the answer of the decode "
         "engine, which computes the last token of the prompt again: TTFT has the KV transfer and a decode step in it."
@@ -257,6 +256,14 @@ DISAGGREGATED_NOTES = (
         "prefills it itself, which delays the decodes there."
     ),
 )
+
+
+def disaggregated_notes(d: Deployment) -> tuple[str, ...]:
+    """Return the notes on a deployment's separate sides, served with vLLM."""
+    reach = "GPUs that reach each other by NVLink, PCIe or RDMA"
+    if not launch.shares_node(d):
+        reach = "a network between the nodes of both sides, best with RDMA"
+    return (f"vLLM's disaggregation needs NIXL (pip install nixl), and {reach}.", *_DISAGGREGATED_NOTES)
 
 
 def phased_launch(deployment: Deployment, settings: Mapping[str, Any], *, device: str = "cuda") -> Launch:

@@ -68,7 +68,7 @@ def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
     """Return the bytes of all weights, stored as ``dtype`` or, if None, as published.
 
     A format below 16 bits applies only to the layers (with scales), as in published FP8, AWQ and GPTQ checkpoints, and
-    4 bits in models with experts only to these (``dense_dtype``). Raises UnknownNameError if the dtype is unknown.
+    FP4 in models with experts only to these (``dense_dtype``). Raises UnknownNameError if the dtype is unknown.
     """
     tables = embedding_parameters(spec) + head_parameters(spec)
     narrow = sum(_narrow_parameters(spec, index) for index in range(spec.layers))
@@ -79,12 +79,13 @@ def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
 def dense_dtype(spec: ModelSpec, dtype: str | None = None) -> str:
     """Return the dtype of the weights of layers that are not those of routed experts, of a checkpoint in ``dtype``.
 
-    Formats of 4 bits are those of the routed experts alone, as in NVIDIA's checkpoints in NVFP4 of Kimi-K2 and Qwen3.5
-    (``hf_quant_config.json`` excludes attention and shared experts), in gpt-oss and Kimi-K2; with ``fp4_outputs`` also
-    of output projections and MLPs.
+    FP4 is that of the routed experts alone, as in NVIDIA's checkpoints in NVFP4 of Kimi-K2 and Qwen3.5
+    (``hf_quant_config.json`` excludes attention and shared experts) and in gpt-oss; with ``fp4_outputs`` also of output
+    projections and MLPs. INT4 (AWQ, GPTQ) is that of all layers, except with ``int4_experts``.
     """
     name = dtype_name(dtype or spec.dtype)
-    return "bfloat16" if name in _SCALE_BYTES and spec.ffn.experts else name
+    experts_only = name == "fp4" or (name == "int4" and spec.metadata.int4_experts)
+    return "bfloat16" if experts_only and spec.ffn.experts else name
 
 
 def layer_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) -> float:

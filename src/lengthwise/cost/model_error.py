@@ -201,6 +201,19 @@ def _fp8_block_note(deployment: Deployment) -> str:
     return ""
 
 
+def _unlike_sides_note(deployment: Deployment) -> str:
+    """Return a note if prefill and decode replicas have two kinds of GPU, whose KV transfer is not checked."""
+    gpus = [side.gpu for side in deployment.sides]
+    if deployment.decode is None or len({gpu.name for gpu in gpus}) == 1:
+        return ""
+    is_mixed = len({gpu.is_nvidia for gpu in gpus}) > 1
+    vendors = ", here with an engine built for each of two vendors" if is_mixed else ""
+    return (
+        "KV transfer between two kinds of GPU depends on their attention backends and KV layouts, which lengthwise "
+        f"does not check{vendors}."
+    )
+
+
 def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
     """Return caveats on a deployment's costs as sentences: bad fits, rows not measured, simplified attention."""
     tables = [side.cost for side in deployment.sides]
@@ -208,6 +221,12 @@ def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
     if any(NOT_MEASURED in one.evidence.source for one in tables):
         notes.append(f"The cost tables rest on {NOT_MEASURED}: their source says which.")
     notes += map(_fp8_block_note, deployment.sides)
+    notes.append(_unlike_sides_note(deployment))
+    if deployment.model.attention.linear and deployment.limits.enable_prefix_caching:
+        notes.append(
+            f"Prefix cache of {deployment.model.name}: hits are those of the layers with full attention. vLLM also "
+            "needs states that it saved at block boundaries, and finds less: the hits are optimistic."
+        )
     notes += catalog.approximations(deployment.model, in_groups=deployment.kv.groups is not None)
     return tuple(dict.fromkeys(note for note in notes if note))
 

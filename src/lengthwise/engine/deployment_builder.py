@@ -291,10 +291,11 @@ def kv_transfer_over(
     """
     sent, received = (side.kv.kv_bytes_per_block / side.kv.block_size for side in (prefill, decode))
     if link is None:
-        return KVTransfer(0.0, sent + received, HOST_LINK_BYTES_PER_S)
+        return KVTransfer(0.0, sent + received, HOST_LINK_BYTES_PER_S, link="host memory")
     ends = ((sent, link), (received, decode_link or link))
     moved, slowest = max(ends, key=lambda end: end[0] / end[1].bandwidth_bytes_per_s)
-    return KVTransfer(max(end.latency_s for _, end in ends), moved, slowest.bandwidth_bytes_per_s)
+    latency_s = max(end.latency_s for _, end in ends)
+    return KVTransfer(latency_s, moved, slowest.bandwidth_bytes_per_s, link=slowest.name)
 
 
 def kv_transfer_between(prefill: Deployment, decode: Deployment, gpus: int) -> KVTransfer:

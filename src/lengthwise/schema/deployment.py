@@ -489,6 +489,7 @@ class KVTransfer:
     bytes_per_token: float = 0.0
     bytes_per_s: float = float("inf")
     one_at_a_time: bool = True
+    link: str = ""  # its name, if known
 
     def __post_init__(self) -> None:
         for name in ("fixed_s", "bytes_per_token"):

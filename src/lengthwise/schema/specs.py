@@ -87,6 +87,7 @@ class ModelFacts:
     norm_bias: bool = False  # True: norms are LayerNorms with a bias; False: RMSNorms
     published_params: float | None = None
     fp4_outputs: bool = False  # whether checkpoints in FP4 quantize output projections and all MLPs, not only experts
+    int4_experts: bool = False  # whether checkpoints in INT4 quantize only routed experts
     mtp_modules: int = 0  # published modules of multi-token prediction
     chunked_attention: bool = False  # whether layers with a window see the current chunk of as many tokens (Llama 4)
     source: str = ""

@@ -29,7 +29,7 @@ from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, OutputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.metric_names import split
+from lengthwise.schema.metric_names import metric_of, split
 from lengthwise.schema.plan import Choice, Limit, Plan, Status, Study, limit_text
 from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.search import Bench, Options, Question, Run, Space, Store
@@ -570,7 +570,9 @@ def _write_launch(place: Path, requested: VariantSearch, found: Plan, choice: Ch
     variant = build(claimed)[0]
     workload = variant.workload(claimed.run.seed)
     outcome, *_ = simulate.run(claimed, variants=[variant])
-    claim = _claim(found, choice, _figures(found.limits, outcome.summary), claimed)
+    claim = _claim(found, choice, outcome.summary, claimed)
+    if notes := model_error.deployment_notes(variant.deployment):
+        claim += f"\n\nWhat limits the trust in these numbers:\n\n{backend.entries(notes)}"
     if read := sorted({f"`{path.absolute()}`" for path in _files(claimed).values()}):
         claim += f"\n\nscenario.toml reads {', '.join(read)}: this folder has no copy. On another machine, copy "
         claim += "these files there and change their paths in scenario.toml."
@@ -645,7 +647,8 @@ def _figures(limits: Sequence[Limit], summary: metrics.Summary) -> list[str]:
     for limit, value in _limited(limits, summary):
         half = f" \N{PLUS-MINUS SIGN} {report.metric_text(limit.metric, value.half_width)}"
         text = report.metric_text(limit.metric, value.value) + (half if value.half_width > 0 else "")
-        texts.append(f"{text}{_model_text(value, limit.metric)} ({limit_text(limit)})")
+        name, bound = metric_of(limit.metric).label, report.metric_text(limit.metric, limit.bound)
+        texts.append(f"{name} {text}, limit {bound}{_model_text(value, limit.metric)}")
     return texts
 
 
@@ -677,12 +680,17 @@ def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deploy
     return (
         f"Simulated from an idle server with the same {len(workload):,} requests, this test gives "
         f"{'; '.join(figures) or 'no limited latency'}. Compare measured.json with these numbers.{ramp}"
-        f"{_broken_text(_limited(limits, summary), len(workload))}"
+        + _broken_text(
+            "This test",
+            _limited(limits, summary),
+            f"the claim is over several runs, and {len(workload):,} requests of one run differ from it by chance. "
+            "Compare with this figure, not with the limit",
+        )
     )
 
 
-def _broken_text(limited: Iterable[tuple[Limit, Estimate]], requests: int) -> str:
-    """Return a sentence on the limits that a load test is expected to break, or "" if it breaks none."""
+def _broken_text(what: str, limited: Iterable[tuple[Limit, Estimate]], reason: str) -> str:
+    """Return a sentence on the limits that simulated requests (``what``) break and the reason, or "" without any."""
     broken = [(limit_text(limit), limit, value) for limit, value in limited if value.value > limit.bound]
     if not broken:
         return ""
@@ -690,13 +698,10 @@ def _broken_text(limited: Iterable[tuple[Limit, Estimate]], requests: int) -> st
     within = all(value.low <= limit.bound for _, limit, value in broken)
     beyond = any(value.low > limit.bound for _, limit, value in broken)
     how = " within its interval" if within else " by more than its interval" if beyond else ""
-    return (
-        f" This test breaks {names}{how}: the claim is over several runs, and {requests:,} requests of one run differ "
-        "from it by chance. Compare with this figure, not with the limit."
-    )
+    return f" {what} breaks {names}{how}: {reason}."
 
 
-def _claim(found: Plan, choice: Choice, figures: Sequence[str], scenario: Scenario) -> str:
+def _claim(found: Plan, choice: Choice, summary: metrics.Summary, scenario: Scenario) -> str:
     assert choice.at is not None  # it is ranked
     at, objective, capacity = choice.at, choice.objective, choice.capacity_rps
     seeds = f"seeds {scenario.run.seed} to {scenario.run.seed + scenario.run.seeds - 1}"
@@ -711,9 +716,12 @@ def _claim(found: Plan, choice: Choice, figures: Sequence[str], scenario: Scenar
     if found.objective.unit == "GPUs":
         found_value = f"the rate needs {gpus}{half and f' ({half.strip()})'}{_model_text(objective)}, {price}"
     simulated = f"Simulated at {at.rate_rps:.4g} requests a second by `lengthwise simulate scenario.toml` ({seeds})"
-    rows = "".join(f"- {figure}\n" for figure in figures)
+    rows = "".join(f"- {figure}\n" for figure in _figures(found.limits, summary))
+    reason = "in runs of its own the search found less. Where the limit must hold, plan for a lower rate"
+    broken = _broken_text("This simulation", _limited(found.limits, summary), reason).strip()
     return (
         f"{simulated}{f':{chr(10) * 2}{rows}' if rows else f'.{chr(10)}'}\n"
+        f"{f'**{broken}**{chr(10) * 2}' if broken else ''}"
         f"The search found, in runs of its own: {found_value}{at_capacity}.\n\n"
         "\N{PLUS-MINUS SIGN} are half-widths of 95 % intervals of sampling; those of the cost model's error, where it "
         "is known, are of 90 %."
