@@ -48,7 +48,8 @@ def test_max_utilization_loses_what_it_loses_in_the_version_whose_rules_are_comp
     own, other = found.values()
     gained = [np.array(other[of]) / own[of] for of in ("simulated", "1.3.0rc22")]
     assert np.abs(gained[0] / gained[1] - 1).max() < 0.1
-    assert max(off) < 0.3
+    assert gained[0][1] > 1.05  # of P99 of TPOT; equal rules would give 1
+    assert max(off) < 0.22
 
 
 def test_the_pool_that_is_not_reported_does_not_decide_the_throughput():

@@ -23,20 +23,6 @@ _DEV_ROUTE = "/is_sleeping"
 """vLLM has this route only with VLLM_SERVER_DEV_MODE=1, and then also /sleep and /collective_rpc, without a key."""
 
 
-_USUAL_CONTEXT = 500
-
-
-def _preempting_share(window_tokens: int, context_tokens: int) -> float:
-    """Return the share of a slot's time that a preemption at the end of every window takes.
-
-    It takes the engine's step in which the slot is empty, and the computation of the context.
-    """
-    from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
-
-    steps = 1.0 + PREFILL_WEIGHT * context_tokens
-    return steps / (window_tokens + steps)
-
-
 def notices(config: GatewayConfig) -> list[str]:
     """Return warnings about the settings, which need no engine."""
     listen, order = config.listen, config.order
@@ -53,13 +39,11 @@ def notices(config: GatewayConfig) -> list[str]:
     if order.mode == "observe" and listen.journal is None:
         found.append("observe writes no journal: add --journal FILE to evaluate a whole day with serve --report FILE")
     if order.mode == "windowed":
-        low, high = (100 * _preempting_share(order.window_tokens, context) for context in (0, _USUAL_CONTEXT))
         found.append(
             "mode windowed ends requests and sends them again at every window while others wait. Each time a slot is "
-            "empty for a step, and the engine computes prompt and output anew: with window_tokens = "
-            f"{order.window_tokens} that takes at least {low:.0f} % of the engines' time, and about {high:.0f} % at "
-            f"{_USUAL_CONTEXT} tokens of context. In measurements it was slower than fcfs. Use isrtf, which preempts "
-            "only where that pays"
+            f"empty for a step: with window_tokens = {order.window_tokens} that is "
+            f"{100 / (order.window_tokens + 1):.1f} % of its time. The time to compute prompt and output again comes on top, unless the engine "
+            "caches prefixes. In measurements the mode was slower than fcfs. Use isrtf, which preempts only where that pays"
         )
     limited = [engine.name or engine.display_url for engine in config.engines if engine.concurrency is not None]
     limited += ["[discovery.engine]"] if config.discovery.engine.concurrency is not None else []

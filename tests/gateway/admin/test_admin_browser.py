@@ -23,6 +23,7 @@ FOUND = {
             "name": name,
             "mean_jct_s": 1.9,
             "p99_jct_s": 11.0,
+            "fcfs_s": None,
             "mean": {"value": -0.19, "low": -0.24, "high": -0.15},
             "p99": {"value": 0.04, "low": -0.2, "high": 0.2},
         }

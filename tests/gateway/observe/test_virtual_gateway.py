@@ -15,7 +15,7 @@ from lengthwise.apps.launch.simulated import run_virtually
 from lengthwise.engine.continuous_batching import Limits
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig, bind_socket
 from lengthwise.gateway.observe.gain_monitor import _loss
-from lengthwise.gateway.observe.ordering_gain import gain, text_report
+from lengthwise.gateway.observe.ordering_gain import BAD_FIT, OUT_OF_ORDER, as_json, gain, text_report
 from lengthwise.gateway.observe.replay import FCFS, WINDOWED, Service, VirtualGateway, Withheld, matched, workload_of
 from lengthwise.gateway.observe.trace import of_journal
 from lengthwise.schema.workload import Workload
@@ -174,25 +174,69 @@ def test_the_virtual_gateway_predicts_the_complete_one(runs):
     assert predicted == pytest.approx(observed, rel=0.05)
 
 
-def test_a_report_prices_windowed_if_it_is_in_use(tmp_path):
+def long_enough(folder, mode):
+    """A trace that suffices for a report."""
     rng = np.random.default_rng(1)
     lengths, arrivals = rng.geometric(1 / 12, 220).clip(1, 99).tolist(), np.sort(rng.uniform(0, 8, 220)).tolist()
-    trace, *_ = served(tmp_path, FCFS, lengths, arrivals)
-    found = gain(trace, windowed(), draws=8)
+    return served(folder, mode, lengths, arrivals)[0]
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory):
+    """A trace under FCFS."""
+    return long_enough(tmp_path_factory.mktemp("day"), FCFS)
+
+
+def test_a_report_prices_windowed_if_it_is_in_use(day):
+    found = gain(day, windowed(), draws=8)
     order = found.order(WINDOWED)
     assert order.mean.low > 0
-    assert "windowed" in text_report(found)
-    assert all(one.name != WINDOWED for one in gain(trace, Order(), draws=2).orders)
-    line = _loss({"orders": [{"name": WINDOWED, "mean": {"value": 0.2, "low": 0.1, "high": 0.3}}]}, WINDOWED)
+    verdict = f"windowed, which is in use, is slower than fcfs: it changes mean JCT by {100 * order.mean.value:+.1f} %"
+    assert verdict in found.description
+    assert order.mean_jct_s / order.fcfs_s[0] - 1 == pytest.approx(order.mean.value)
+    assert order.p99_jct_s / order.fcfs_s[1] - 1 == pytest.approx(order.p99.value)
+    *_, own, row = [line for line in text_report(found).splitlines() if " s  " in line]
+    assert own.startswith("fcfs (of the last requests)")
+    assert f"{order.fcfs_s[0]:.3f} s" in own
+    assert row.startswith("windowed")
+    assert all(one.name != WINDOWED for one in gain(day, Order(), draws=2).orders)
+    estimate = {"decision": "no gain found"}
+    estimate["orders"] = [{"name": WINDOWED, "mean": {"value": 0.2, "low": 0.1, "high": 0.3}}]
+    line = _loss(estimate, WINDOWED)
     assert line is not None
     assert line[0] % line[1:] == "mode windowed is slower than fcfs: mean JCT +20 % (+10 to +30). Use another mode"
 
 
+def test_a_gateway_in_mode_windowed_estimates_it_from_its_own_traffic(tmp_path):
+    found = gain(long_enough(tmp_path, WINDOWED), windowed(), draws=8)
+    assert found.decision == OUT_OF_ORDER  # preempted, although first dispatches have the order of arrival
+    assert found.order(WINDOWED).mean.low > 0
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_no_estimate_of_windowed_on_engines_that_do_not_behave_as_fitted(day, in_order):
+    """A fifth of the requests stands still for a minute, as no fitted engine does."""
+    i = np.arange(len(day))
+    trace = replace(day, finished_s=day.finished_s + np.where(i % 5, 0.0, 60.0))
+    if not in_order:  # the earlier half of the requests was dispatched last, and preempted
+        early = i < len(day) // 2
+        trace = replace(trace, dispatched_s=trace.dispatched_s + 20.0 * early, is_uninterrupted=~early)
+    found = gain(trace, windowed(), draws=4)
+    assert found.in_order is in_order
+    assert all(one.name != WINDOWED for one in found.orders)
+    assert f"no estimate: the mean JCT of simulated {FCFS if in_order else WINDOWED} is off by -" in found.description
+    assert _loss(as_json(found), WINDOWED) is None
+
+
 def test_no_warning_where_the_interval_holds_zero_or_the_mode_was_not_simulated():
     mean = {"value": 0.1, "low": -0.1, "high": 0.3}
-    assert _loss({"orders": [{"name": WINDOWED, "mean": mean}]}, WINDOWED) is None
-    assert _loss({"orders": [{"name": WINDOWED, "mean": mean | {"low": None}}]}, WINDOWED) is None
-    assert _loss({"orders": []}, "isrtf") is None
+    estimate = {"decision": "no gain found", "orders": [{"name": WINDOWED, "mean": mean}]}
+    assert _loss(estimate, WINDOWED) is None
+    assert _loss(estimate | {"orders": [{"name": WINDOWED, "mean": mean | {"low": None}}]}, WINDOWED) is None
+    assert _loss(estimate | {"orders": []}, "isrtf") is None
+    loss = {"orders": [{"name": "isrtf", "mean": mean | {"low": 0.05}}]}
+    assert _loss(estimate | loss, "isrtf") is not None
+    assert _loss(estimate | loss | {"decision": BAD_FIT}, "isrtf") is None
 
 
 def test_accepted_connections_send_small_chunks_at_once():

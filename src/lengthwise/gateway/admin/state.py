@@ -222,7 +222,7 @@ def change_against_fcfs(mode: str, estimate: Mapping[str, Any] | None) -> dict[s
         "in_use": in_use,
         "requests": estimate["requests"],
         "jct_s": order["mean_jct_s"],
-        "fcfs_s": estimate["fcfs_jct_s"],
+        "fcfs_s": order["fcfs_s"][0] if order["fcfs_s"] else estimate["fcfs_jct_s"],
         "is_known": not in_use or abs(order["mean_jct_s"] / observed_s - 1) <= MAX_ERROR,
     }
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from lengthwise.gateway.background import background
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.observe.ordering_gain import MIN_REQUESTS, TOO_FEW, Gain, as_json
+from lengthwise.gateway.observe.ordering_gain import BAD_FIT, MIN_REQUESTS, TOO_FEW, Gain, as_json
 from lengthwise.gateway.telemetry import RequestTimelines, Row, as_dict
 
 MAX_ROWS = 5000
@@ -102,7 +102,7 @@ class Monitor:
 def _loss(estimate: dict[str, Any], mode: str) -> tuple[Any, ...] | None:
     """Return the format and the values of a warning if requests take longer in ``mode`` than with FCFS, else None."""
     mean = next((order["mean"] for order in estimate["orders"] if order["name"] == mode), None)
-    if mean is None or mean["low"] is None or mean["low"] <= 0:
+    if estimate["decision"] == BAD_FIT or mean is None or mean["low"] is None or mean["low"] <= 0:
         return None
     shares = (100 * mean[end] for end in ("value", "low", "high"))
     return "mode %s is slower than fcfs: mean JCT %+.0f %% (%+.0f to %+.0f). Use another mode", mode, *shares
