@@ -328,7 +328,7 @@ def test_a_mode_that_was_slower_than_fcfs_is_warned_about(mode):
     config = reported.GatewayConfig((reported.Engine("http://a:1"),), order=reported.Order(mode=mode))
     warned = [text for text in notices(config) if "slower than fcfs" in text]
     assert len(warned) == (mode == "windowed")
-    assert all(re.findall(r"[\d.]+ ?%", text) == ["2.0%"] for text in warned)  # of one empty step in 51
+    assert all(re.findall(r"[\d.]+ ?%", text) == ["2.0 %"] for text in warned)  # of one empty step in 51
 
 
 def test_an_engine_in_development_mode_is_warned_about():
