@@ -42,8 +42,9 @@ def notices(config: GatewayConfig) -> list[str]:
         found.append(
             "mode windowed ends requests and sends them again at every window while others wait. Each time a slot is "
             f"empty for a step: with window_tokens = {order.window_tokens} that is "
-            f"{100 / (order.window_tokens + 1):.1f} % of its time. The time to compute prompt and output again comes on top, unless the engine "
-            "caches prefixes. In measurements the mode was slower than fcfs. Use isrtf, which preempts only where that pays"
+            f"{100 / (order.window_tokens + 1):.1f} % of its time. The time to compute prompt and output again comes "
+            "on top, unless the engine caches prefixes. In measurements the mode was slower than fcfs. Use isrtf, "
+            "which preempts only where that pays"
         )
     limited = [engine.name or engine.display_url for engine in config.engines if engine.concurrency is not None]
     limited += ["[discovery.engine]"] if config.discovery.engine.concurrency is not None else []
