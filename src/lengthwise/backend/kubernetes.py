@@ -101,11 +101,11 @@ def kubernetes_manifest(
 
     Replicas that span hosts are a LeaderWorkerSet instead, with a pod on each host. If prefill and decode replicas are
     separate, each side has these, with vLLM, and a router is in front of both. The resources are called ``name``: at
-    most 48 lower-case letters, digits and hyphens, with a letter first and no
-    hyphen last. A ConfigMap has the options of TensorRT-LLM. ``model`` is the checkpoint, by default the catalog's.
-    ``token_secret`` names a Secret with a Hugging Face token under the key ``token``; without the Secret, pods start
-    without a token. Raises InputError if the name is invalid or "vllm", a replica's GPUs cannot be divided over
-    hosts, the GPUs are not NVIDIA's, or no checkpoint is known.
+    most 48 lower-case letters, digits and hyphens, with a letter first and no hyphen last. A ConfigMap has the options
+    of TensorRT-LLM. ``model`` is the checkpoint, by default the catalog's. ``token_secret`` names a Secret with a
+    Hugging Face token under the key ``token``; without the Secret, pods start without a token. Raises InputError if the
+    name is invalid or "vllm", a replica's GPUs cannot be divided over hosts, the GPUs are not NVIDIA's, or no
+    checkpoint is known.
     """
     d, engine = deployment, pod_engine(deployment)
     sides = dict(zip(("engine",) if d.decode is None else ("prefill", "decode"), d.sides, strict=True))

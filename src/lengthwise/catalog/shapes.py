@@ -202,11 +202,9 @@ def _narrow_parameters(spec: ModelSpec, index: int) -> int:
 
 def _routed_parameters(spec: ModelSpec, index: int) -> int:
     ffn = spec.ffn
-    return (
-        0
-        if not ffn.experts or _is_dense(spec, index)
-        else ffn.experts * _mlp(spec.hidden, ffn.expert_intermediate, ffn)
-    )
+    if not ffn.experts or _is_dense(spec, index):
+        return 0
+    return ffn.experts * _mlp(spec.hidden, ffn.expert_intermediate, ffn)
 
 
 def _mlp(hidden: int, intermediate: int, ffn: FfnSpec) -> int:

@@ -335,7 +335,7 @@ def _scheduler(variant: Variant) -> str:
     section = variant.scenario.scheduler
     own = section.model_dump(exclude={"policy", "reserve"}, exclude_defaults=True)
     own |= own.pop("sglang", {}) | own.pop("trtllm", {})
-    parts = [f"{key} {str(value).lower() if isinstance(value, bool) else value}" for key, value in own.items()]
+    parts = [f"{key} {_toml_value(value)}" for key, value in own.items()]
     return ", ".join([section.policy, *["memory reserved by predicted length"] * bool(section.reserve), *parts])
 
 
