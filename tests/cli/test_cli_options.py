@@ -32,18 +32,18 @@ def test_the_options_are_the_same_scenario_as_a_file(simulated, tmp_path):
     by_options, finished = simulated("--model", "llama-3.1-8b", "--gpu", "L40S", "--rate", 3, "--workload", "300/40")
     assert "300/40 at 3 requests/s" in finished.out
     for one in (by_file, by_options):
-        for variant in one["variants"]:
+        for variant in one["results"]:
             variant.pop("scenario")
-    assert by_options["variants"] == by_file["variants"]
+    assert by_options["results"] == by_file["results"]
 
 
 def test_tp_is_the_smallest_that_fits(simulated):
     found, finished = simulated("--model", "llama-3.1-70b", "--gpu", "H100", "--rate", 1)
     assert "tp 2 is the smallest that fits" in finished.out
-    assert "tp = 2" in found["variants"][0]["scenario"]
+    assert "tp = 2" in found["results"][0]["scenario"]
     found, finished = simulated("--model", "llama-3.1-70b", "--gpu", "H100", "--rate", 1, "--tp", 4)
     assert "smallest" not in finished.out
-    assert "tp = 4" in found["variants"][0]["scenario"]
+    assert "tp = 4" in found["results"][0]["scenario"]
 
 
 def test_a_trace_keeps_its_times_unless_a_rate_is_given(simulated, tmp_path, monkeypatch):
@@ -53,9 +53,9 @@ def test_a_trace_keeps_its_times_unless_a_rate_is_given(simulated, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     options = ("--model", "llama-3.1-8b", "--gpu", "L40S", "--workload", "trace.csv")
     replayed, _ = simulated(*options)
-    assert "request_rate" not in replayed["variants"][0]["scenario"]
+    assert "request_rate" not in replayed["results"][0]["scenario"]
     faster, _ = simulated(*options, "--rate", 40)
-    assert "request_rate = 40" in faster["variants"][0]["scenario"]
+    assert "request_rate = 40" in faster["results"][0]["scenario"]
 
 
 def test_options_replace_the_settings_of_a_file(cli, scenario_file):

@@ -54,9 +54,11 @@ def run(
     """
     given = {"precision": precision, "seeds": seeds}
     search = [(f"--{name}", f"search.{name}={value}") for name, value in given.items() if value is not None]
-    scenario = options.scenario(
+    from lengthwise.usecases import short_options
+
+    scenario = short_options.scenario_of(
         scenario_file,
-        [*options.overrides(set_, cost), *options.limits(limit), *search],
+        [*options.overrides(set_, cost), *short_options.limits(limit), *search],
         model=model,
         gpu=gpu,
         tp=tp,

@@ -45,10 +45,11 @@ def run(
     Lists the largest batches, each operator's time and the resource that bounds it, without a simulation. With
     --request, it simulates the first seed and shows what the request waited for, and what the prefix cache saved.
     """
+    from lengthwise.usecases import short_options
     from lengthwise.usecases.explain import by_group, explain, explain_request
     from lengthwise.usecases.variants import build
 
-    scenario = options.scenario(
+    scenario = short_options.scenario_of(
         scenario_file, options.overrides(set_, cost), model=model, gpu=gpu, tp=tp, workload=workload
     )
     if variant is not None:

@@ -61,9 +61,11 @@ def run(
     from lengthwise import backend
 
     ranking = [] if top is None else [f"search.top={top}"]
-    scenario = options.scenario(
+    from lengthwise.usecases import short_options
+
+    scenario = short_options.scenario_of(
         scenario_file,
-        [*options.limits(limit), *options.overrides(set_, cost), *ranking],
+        [*short_options.limits(limit), *options.overrides(set_, cost), *ranking],
         model=model,
         gpus=gpu,
         rate=rate,

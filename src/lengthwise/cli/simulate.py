@@ -64,9 +64,10 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Simulate a scenario: latency, goodput and cost of a deployment."""
+    from lengthwise.usecases import short_options
     from lengthwise.usecases.variants import build
 
-    scenario = options.scenario(
+    scenario = short_options.scenario_of(
         scenario_file, options.overrides(set_, cost), model=model, gpu=gpu, tp=tp, rate=rate, workload=workload
     )
     if variant is not None:
