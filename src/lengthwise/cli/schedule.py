@@ -97,7 +97,9 @@ def settings(
     """Return the command's options and the settings of [schedule] that they make, in the form that ``--set`` takes."""
     changes: dict[str, Any] = {"gpus": gpus, "threshold": threshold}
     if latency_bound is not None:
-        changes["latency_bound"] = options.toml_value(latency_bound)
+        from lengthwise.usecases.short_options import toml_value
+
+        changes["latency_bound"] = toml_value(latency_bound)
     changes["bound_for"] = None if bound_for is None else json_module.dumps(bound_for)
     for key, text in (("strategies", strategy), ("baselines", baselines)):
         if text is not None:

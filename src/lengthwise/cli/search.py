@@ -8,15 +8,27 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from lengthwise.cli import options, outputs
-from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet
+from lengthwise.cli.options import (
+    CostSource,
+    HtmlReport,
+    Jobs,
+    JsonFile,
+    Limits,
+    Model,
+    OptionalScenario,
+    Quiet,
+    Rate,
+    WorkloadName,
+)
 from lengthwise.cli.progress import compile_note
 from lengthwise.schema.errors import InputError
 
 EXAMPLES = """\b
 Examples:
+  lengthwise search --model llama-3.1-70b --gpu H100,H200,L40S --rate 5
   lengthwise search examples/buy-70b.toml
   lengthwise search examples/buy-70b.toml --report plan.html --deploy launch
   lengthwise search examples/vidur-study.toml --resume study --jobs 2
@@ -24,8 +36,13 @@ Examples:
 
 
 def run(
-    scenario_file: Annotated[Path, Argument(metavar="SCENARIO", help="A .toml or .yaml file with [search].")],
+    scenario_file: OptionalScenario = None,
     *,
+    model: Model = None,
+    gpu: Annotated[str | None, Option(metavar="NAME,...", help="GPUs of the catalog to compare.")] = None,
+    rate: Rate = None,
+    workload: WorkloadName = None,
+    limit: Limits = None,
     set_: Annotated[list[str] | None, options.setting("search.max_gpus=8")] = None,
     cost: CostSource = None,
     top: Annotated[int | None, Option(min=1, help="Configurations to rank exactly: 10.")] = None,
@@ -41,10 +58,19 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Find the best deployment that meets the limits, by requests per dollar or another objective."""
-    from lengthwise import backend, config
+    from lengthwise import backend
 
     ranking = [] if top is None else [f"search.top={top}"]
-    scenario = config.load(scenario_file, [*options.overrides(set_, cost), *ranking])
+    from lengthwise.usecases import short_options
+
+    scenario = short_options.scenario_of(
+        scenario_file,
+        [*short_options.limits(limit), *options.overrides(set_, cost), *ranking],
+        model=model,
+        gpus=gpu,
+        rate=rate,
+        workload=workload,
+    )
     outputs.require_outputs(json, report, scenario.files)
     if deploy is not None:
         outputs.require_folder(deploy)

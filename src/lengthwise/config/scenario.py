@@ -367,10 +367,18 @@ def load(path: Path | str, overrides: Sequence[Override] = ()) -> Scenario:
 
 
 def loads(
-    text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrides: Sequence[Override] = ()
+    text: str,
+    *,
+    suffix: str = ".toml",
+    folder: Path | str = ".",
+    overrides: Sequence[Override] = (),
+    source: str = "scenario",
 ) -> Scenario:
-    """Parse and check the text of a scenario file, as ``load`` does. Its paths are relative to ``folder``."""
-    return _checked(parse(text, suffix, "scenario"), "scenario", Path(folder), overrides)
+    """Parse and check the text of a scenario file, as ``load`` does. Its paths are relative to ``folder``.
+
+    Messages name the text by ``source``.
+    """
+    return _checked(parse(text, suffix, source), source, Path(folder), overrides)
 
 
 def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[Override]) -> Scenario:

@@ -388,11 +388,12 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
     if plan.num_blocks >= 1 and plan.planner == "lengthwise":
         fits = bisect_right(range(1, max_model_len + 1), plan.num_blocks, key=plan.longest_blocks)
         advice = f"Lower max_model_len to {fits}." if fits else advice
+    smallest_tp = None
     degrees = usable_degrees(model) if parallel.dp == parallel.ep == 1 else ()
     for tp in (tp for tp in degrees if tp > parallel.tp):
         larger = planner(model, gpu, replace(parallel, tp=tp), limits, max_model_len)
         if _missing_bytes(larger, max_model_len)[0] <= 0:
-            advice = f"The smallest tp that fits is {tp}."
+            advice, smallest_tp = f"The smallest tp that fits is {tp}.", tp
             break
     parts = {
         "weights": plan.weight_bytes,
@@ -401,10 +402,12 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
         f"KV cache of one request of {max_model_len:,} tokens": cache,
     }
     needed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
-    raise DoesNotFitError(
+    error = DoesNotFitError(
         f"{model.name} does not fit {gpu.name} with {split}: each GPU needs {sum(parts.values()) / GIB:.2f} GiB "
         f"({needed}) and has {plan.available_bytes / GIB:.2f} GiB, {missing / GIB:.2f} GiB too little. {advice}"
     )
+    error.smallest_tp = smallest_tp
+    raise error
 
 
 def _missing_bytes(plan: KvPlan, max_model_len: int) -> tuple[float, float]:

@@ -340,13 +340,21 @@ def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list
 
 
 def write_search_json(path: Path | str, study: Study) -> None:
-    """Write all results of a search to a JSON file. Raises InputError if two plans or choices have the same name."""
+    """Write ``search_json`` to a file."""
+    write_atomic(path, search_json(study).encode())
+
+
+def search_json(study: Study) -> str:
+    """Return all results of a search as the text of a JSON file.
+
+    Raises InputError if two plans or choices have the same name.
+    """
     text.check_study(study)
     plans = []
     for plan in study.plans:
         best, choices = plan.best.key if plan.best else None, list(map(_choice_fields, plan.choices))
         plans.append({"name": plan.name, "best": best, **plain(replace(plan, choices=())), "choices": choices})
-    write_atomic(path, json_text("study", {"name": study.name, "plans": plans, "swaps": study.swaps}).encode())
+    return json_text("study", {"name": study.name, "plans": plans, "swaps": study.swaps})
 
 
 def _choice_fields(choice: Choice) -> dict[str, Any]:

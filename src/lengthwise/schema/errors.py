@@ -48,6 +48,8 @@ class ProfileError(InputError):
 class DoesNotFitError(InputError):
     """The model does not fit the GPUs. The message gives the shortfall and a configuration that fits."""
 
+    smallest_tp: int | None = None  # the smallest tp that fits, if one does and the other settings stay
+
 
 class ScheduleError(InputError):
     """No schedule meets the latency bound, or the engines support none that does. The message gives the cause."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from lengthwise import cost, engine, policy
 from lengthwise.cost import HostOverhead, OperatorTime, model_error
 from lengthwise.policy.contracts import BATCHING_ARGUMENTS
+from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
@@ -111,6 +113,31 @@ class Sides:
     def binds(self) -> str:
         """Return the part with the smallest bound."""
         return min(self.rates_rps, key=lambda name: self.rates_rps[name])
+
+
+def explanation_json(name: str, found: Explanation) -> dict[str, Any]:
+    """Return an explanation as values for JSON, with the time of each step in seconds."""
+    steps = [
+        {"name": step.name, "tokens": step.tokens, "s": step.seconds, "floor_s": step.floor_s}
+        | {"bound_shares": step.bound_shares, "operators": step.operators}
+        for step in found.steps
+    ]
+    fields: dict[str, Any] = {
+        "name": name,
+        "deployment": deployment_facts(found.deployment),
+        "context_tokens": found.context_tokens,
+        "largest_batches": found.fits,
+        "steps": steps,
+        "prefix_cache": found.tiers,
+        "notes": found.notes,
+    }
+    if found.sides is not None:
+        sides = {
+            name: getattr(found.sides, name) for name in ("transfer_s", "rates_rps", "decodes_per_prefill", "binds")
+        }
+        fields["sides"] = {**sides, "decode": explanation_json("decode", found.sides.decode)}
+    made: dict[str, Any] = plain(fields)
+    return made
 
 
 def by_group(variants: Sequence[Variant]) -> Iterator[Variant]:

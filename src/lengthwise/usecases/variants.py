@@ -26,7 +26,7 @@ from lengthwise.schema.deployment import (
     SglangSettings,
     TrtllmSettings,
 )
-from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
+from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, UnknownNameError, noted
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.speculation import Speculation
 from lengthwise.schema.workload import Workload
@@ -211,6 +211,20 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
         for router in routers:
             sharing.require_for(router)
     return replace(deployed, name=scenario.name)
+
+
+def smallest_tp(scenario: Scenario) -> int:
+    """Return the scenario's tp if the model fits, otherwise the smallest tp at which it does.
+
+    Raises DoesNotFitError if there is none.
+    """
+    with located(scenario, scenario, with_key=True):
+        try:
+            return deployment(scenario).parallel.tp
+        except DoesNotFitError as error:
+            if error.smallest_tp is None:
+                raise
+            return error.smallest_tp
 
 
 def _mixed(scenario: Scenario, sharing: Sharing | None) -> Deployment:

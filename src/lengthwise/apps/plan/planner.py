@@ -478,7 +478,12 @@ def faster_disk(times: SwitchTimes, factor: float) -> SwitchTimes:
 
 
 def write_plan(path: Path | str, plan: AppPlan) -> None:
-    """Write a plan as JSON, with NaN as null."""
+    """Write ``plan_json`` to a file."""
+    write_atomic(path, plan_json(plan).encode())
+
+
+def plan_json(plan: AppPlan) -> str:
+    """Return a plan as JSON, with NaN as null."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -488,4 +493,4 @@ def write_plan(path: Path | str, plan: AppPlan) -> None:
         return None if isinstance(value, float) and math.isnan(value) else value
 
     content = {"format": PLAN_FORMAT, **plain(asdict(plan)), "idle_s": plan.idle_s}
-    write_atomic(path, (json.dumps(content, allow_nan=False) + "\n").encode())
+    return json.dumps(content, allow_nan=False) + "\n"
