@@ -61,6 +61,8 @@ COMMANDS = {
     "workload": "Summarize traces, scenarios and presets.",
     "workload show": "Show counts, rates, sessions and a sketch of the lengths of a trace, a scenario or a preset.",
     "catalog": "List models, GPUs, nodes, policies and presets.",
+    "examples": "List the examples, or copy them into a folder.",
+    "doctor": "Check this installation: versions, compiled code, optional parts, engines, GPUs.",
     "mcp": "Serve simulate, capacity, search, explain, compare, plan and catalog as tools for agents (MCP).",
 }
 """Summary of each command and group, in the order of the help page."""
