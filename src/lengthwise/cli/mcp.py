@@ -135,13 +135,12 @@ def compare(
 
 
 def _simulated(text: str | None, settings: Settings, **short: Any) -> dict[str, Any]:
-    from lengthwise.cli.simulate import result_of
     from lengthwise.report import results_json
     from lengthwise.usecases import short_options, simulate
 
     scenario = short_options.scenario_of(text, _overrides(settings), **short)
     outcomes = simulate.run(scenario)
-    return _with_notes(results_json([result_of(outcome) for outcome in outcomes]), scenario.notes)
+    return _with_notes(results_json([simulate.result_of(outcome) for outcome in outcomes]), scenario.notes)
 
 
 def capacity(

@@ -22,6 +22,7 @@ from lengthwise.schema.errors import InputError
 
 COMMANDS = {
     "simulate": "Simulate a scenario: latency, goodput and cost of a deployment.",
+    "ui": "Open a planner in the browser: every move of a slider simulates the deployment again.",
     "capacity": "Find the request rate that a deployment sustains within limits.",
     "search": "Find the deployment with the most requests per dollar within limits.",
     "speculation": "Show whether speculative decoding helps at your load.",

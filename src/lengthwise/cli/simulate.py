@@ -86,7 +86,7 @@ def run(
         outcomes = simulate.run(
             scenario, variants=variants, jobs=jobs, progress=advance, log_steps=timeline is not None
         )
-    results = [result_of(outcome) for outcome in outcomes]
+    results = [simulate.result_of(outcome) for outcome in outcomes]
     if not quiet:
         for note in simulate.ineffective_options(variants, scenario.run.seeds):
             typer.echo(note, err=True)
@@ -111,23 +111,6 @@ def variant_files(path: Path | None, names: Sequence[str], *, first_unnamed: boo
         return {names[0]: path}
     unnamed = 1 if first_unnamed or len(names) == 1 else 0
     return {name: path if i < unnamed else outputs.variant_path(path, name) for i, name in enumerate(names)}
-
-
-def result_of(outcome: VariantOutcome) -> Result:
-    """Return an outcome in the form that reports take."""
-    from lengthwise.report import Result
-
-    return Result(
-        name=outcome.variant.name,
-        summary=outcome.summary,
-        records=outcome.records,
-        deployment=outcome.variant.deployment,
-        scenario_text=outcome.variant.scenario.to_toml(),
-        summaries=outcome.summaries,
-        notes=outcome.notes,
-        extrapolations=outcome.extrapolations,
-        model_draws=outcome.model_draws,
-    )
 
 
 def show(scenario: Scenario, results: list[Result]) -> None:

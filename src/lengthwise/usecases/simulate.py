@@ -20,6 +20,7 @@ from lengthwise.cost import model_error
 from lengthwise.metrics import Extrapolation, Rates, Slo, Summary
 from lengthwise.report.formatting import two_digits
 from lengthwise.report.json_file import deployment_facts, plain
+from lengthwise.report.result import Result
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import noted
@@ -98,6 +99,21 @@ class VariantOutcome:
             )
             notes.append(f"The cost model's own error is not in the intervals: {reason}.")
         return tuple(note for note in notes if note)
+
+
+def result_of(outcome: VariantOutcome) -> Result:
+    """Return an outcome in the form that reports take."""
+    return Result(
+        name=outcome.variant.name,
+        summary=outcome.summary,
+        records=outcome.records,
+        deployment=outcome.variant.deployment,
+        scenario_text=outcome.variant.scenario.to_toml(),
+        summaries=outcome.summaries,
+        notes=outcome.notes,
+        extrapolations=outcome.extrapolations,
+        model_draws=outcome.model_draws,
+    )
 
 
 def preemption_note(scheduler: Scheduler, records: Records) -> str:
