@@ -180,7 +180,7 @@ def search(
         axes=axes,
         choices=tuple(ordered),
         tied=sum(not separated(ranked[0], c, question) for c in ranked),
-        cause=_advantages(ordered, axes, question),
+        cause=advantages(ordered, axes, question),
         frontiers={metric: frontier(ordered, metric, limits) for metric in metrics},
         shifts=shifts,
         excluded_groups=_excluded_groups(ordered),
@@ -458,7 +458,7 @@ def _rough(run: Run, choices: Sequence[Choice], metric: str, known: Choices) -> 
     return found
 
 
-def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:
+def advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:
     """Return a sentence for each axis: the winner against the best choice with another value, on the same hardware."""
     if not choices or choices[0].status is not Status.RANKED:
         return ()

@@ -75,8 +75,8 @@ def calibrate_replica(
     """
     with _running_engine(launcher, plan, gpus) as (server, max_num_seqs):
         max_concurrency = min(max_num_seqs, deployment.limits.max_num_seqs)
-        loads = list(_loads(max_concurrency, lengths, deployment.max_model_len, seed))
-        runs = [_bench(server, load, deployment, seed) for load in loads]
+        loads = list(calibration_loads(max_concurrency, lengths, deployment.max_model_len, seed))
+        runs = [bench_without_disturbance(server, load, deployment, seed) for load in loads]
     return measure.calibrate(runs, deployment, seed=seed), sum(map(len, loads))
 
 
@@ -98,7 +98,14 @@ def concurrencies(max_num_seqs: int) -> tuple[int, ...]:
     return tuple(sorted({1, max(1, round(max_num_seqs**0.5)), max_num_seqs}))
 
 
-def _loads(max_num_seqs: int, lengths: tuple[Ints, Ints], max_model_len: int, seed: int) -> Iterator[Workload]:
+def calibration_loads(
+    max_num_seqs: int, lengths: tuple[Ints, Ints], max_model_len: int, seed: int
+) -> Iterator[Workload]:
+    """Yield a closed-loop workload for each of ``concurrencies(max_num_seqs)``, of lengths drawn from the sample.
+
+    ``lengths`` are the prompt and output tokens of the sample. A request has at least two output tokens and fits in
+    ``max_model_len``.
+    """
     rng = np.random.default_rng(seed)
     levels = concurrencies(max_num_seqs)
     min_requests = _MIN_REQUESTS if len(levels) == 3 else (sum(_MIN_REQUESTS),) * len(levels)
@@ -110,7 +117,8 @@ def _loads(max_num_seqs: int, lengths: tuple[Ints, Ints], max_model_len: int, se
         yield Workload(np.zeros(count), prompt, output, concurrency=level, name=f"{level} at a time")
 
 
-def _bench(server: Server, load: Workload, deployment: Deployment, seed: int) -> RunResult:
+def bench_without_disturbance(server: Server, load: Workload, deployment: Deployment, seed: int) -> RunResult:
+    """Send a workload, again while the client is disturbed, at most _REPEATS times. Return the last run."""
     parallel, limits = deployment.parallel, deployment.limits
     model, gpu = deployment.model, deployment.gpu
     metadata = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": parallel.gpus}
