@@ -48,18 +48,12 @@ class _Lazy(Sequence[_T]):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows that an application runs on.
+    """The rows that an application runs on."""
 
-    Attributes:
-        ids: Text that identifies each row: the value of its id field, or its number from 0.
-        source: Path of the file.
-        sha256: SHA-256 of the file in hex. ``first`` derives another one from it and the number of rows.
-    """
-
-    ids: Sequence[str]
+    ids: Sequence[str]  # text that identifies each row: the value of its id field, or its number from 0
     rows: Sequence[Row]
-    source: str = ""
-    sha256: str = ""
+    source: str = ""  # path of the file
+    sha256: str = ""  # SHA-256 of the file in hex; ``first`` derives another one from it and the number of rows
 
     def __len__(self) -> int:
         return len(self.rows)

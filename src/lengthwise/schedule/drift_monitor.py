@@ -147,22 +147,15 @@ class EmpiricalRanks:
 
 @dataclass(frozen=True)
 class Monitor:
-    """Settings of a drift test.
+    """Settings of a drift test."""
 
-    Attributes:
-        false_positive_rate: Largest probability that lengths that never change raise an alarm.
-        min_requests: Requests that must follow the change before an alarm, as a sample of the new lengths.
-        every: The test uses one request in this many. The false-positive rate holds for exchangeable requests: if
-            neighbours are similar, such as turns of a conversation, test so few that tested requests are not similar.
-        seed: Seed of the draws that break ties, and of the choice of counted requests if ``every`` is above 1.
-        sides: "prompts", "outputs" or both. Leave out a side whose lengths are only estimated.
-    """
-
-    false_positive_rate: float = 0.01
-    min_requests: int = 100
+    false_positive_rate: float = 0.01  # largest probability that lengths that never change raise an alarm
+    min_requests: int = 100  # requests that must follow the change before an alarm, as a sample of the new lengths
+    # The test uses one request in this many. The false-positive rate holds for exchangeable requests: if neighbours are
+    # similar, such as turns of a conversation, test so few that tested requests are not similar.
     every: int = 1
-    seed: int = 0
-    sides: tuple[str, ...] = SIDES
+    seed: int = 0  # seed of the draws that break ties, and of the choice of counted requests if ``every`` is above 1
+    sides: tuple[str, ...] = SIDES  # "prompts", "outputs" or both; leave out a side whose lengths are only estimated
 
     def __post_init__(self) -> None:
         if not 0 < self.false_positive_rate < 1:

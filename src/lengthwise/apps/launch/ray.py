@@ -95,23 +95,15 @@ class RayLauncher(Launcher):
 
     Actors start, watch and stop the processes; requests go straight to the engines. Ray chooses the GPUs: of those
     that ``start`` receives, only the number matters.
-
-    Attributes:
-        models: Configuration of each model's engines, by model number.
-        logs: Folder of the engines' logs, on the nodes.
-        address: Address of the cluster; "local" starts a cluster on this machine.
-        deployed: Returns the deployment of a plan, from which vLLM's command follows.
-        gpus: Number of GPUs of a "local" cluster. None means all GPUs that Ray finds.
-        resource: Ray's name of the GPUs.
     """
 
-    models: Sequence[EngineConfig]
-    logs: Path
-    address: str = "auto"
-    deployed: Deployed | None = None
+    models: Sequence[EngineConfig]  # configuration of each model's engines, by model number
+    logs: Path  # folder of the engines' logs, on the nodes
+    address: str = "auto"  # address of the cluster; "local" starts a cluster on this machine
+    deployed: Deployed | None = None  # returns the deployment of a plan, from which vLLM's command follows
     timeouts: EngineTimeouts = DEFAULT
-    gpus: int | None = None
-    resource: str = "GPU"
+    gpus: int | None = None  # number of GPUs of a "local" cluster; None means all GPUs that Ray finds
+    resource: str = "GPU"  # Ray's name of the GPUs
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
     running: dict[int, _Placed] = field(default_factory=dict, init=False)
     placed: set[_Placed] = field(default_factory=set, init=False)

@@ -28,36 +28,25 @@ MAX_CACHED_TASKS = 10_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """The progress of a model's [k] tasks. Equal progress has equal keys.
-
-    Attributes:
-        produced: [k] number of tokens produced.
-        completed_s: [k] completion time on the application's clock; infinite for unfinished tasks.
-    """
+    """The progress of a model's [k] tasks. Equal progress has equal keys."""
 
     key: Hashable
-    produced: Ints
-    completed_s: Floats
+    produced: Ints  # [k] number of tokens produced
+    completed_s: Floats  # [k] completion time on the application's clock; infinite for unfinished tasks
 
 
 @dataclass(frozen=True)
 class Run:
-    """The simulated execution of a model's remaining tasks under a plan. Equal runs have equal keys.
-
-    Attributes:
-        before: Work completed before the run.
-        first_token_s: [k] time of the first token, from the start of the run; infinite for tasks that are not in it.
-        finish_s: [k] time of the last token, from the start of the run.
-        is_complete: Whether the run finishes all tasks, because none waits for a model that does not run.
-    """
+    """The simulated execution of a model's remaining tasks under a plan. Equal runs have equal keys."""
 
     plan: ModelPlan
     load: ModelLoad
-    before: Work
+    before: Work  # work completed before the run
     key: Hashable
+    # [k] time of the first token, from the start of the run; infinite for tasks that are not in it
     first_token_s: Floats
-    finish_s: Floats
-    is_complete: bool
+    finish_s: Floats  # [k] time of the last token, from the start of the run
+    is_complete: bool  # whether the run finishes all tasks, because none waits for a model that does not run
 
     @cached_property
     def seconds(self) -> float:
@@ -324,20 +313,15 @@ class Delay:
 
 @dataclass(frozen=True)
 class SimulatedStage:
-    """A simulated stage, which starts in ``state``.
-
-    Attributes:
-        end_s: Time at which the first model finishes. If no model can finish, the time of the last possible progress.
-        ends_by: Number of the model whose finish ends the stage, or -1 if no model can finish.
-        flops: FLOPs that all models compute in the stage.
-    """
+    """A simulated stage, which starts in ``state``."""
 
     state: State
     plans: Plans
     live: Mapping[int, Live]
+    # Time at which the first model finishes. If no model can finish, the time of the last possible progress.
     end_s: float
-    ends_by: int
-    flops: float
+    ends_by: int  # number of the model whose finish ends the stage, or -1 if no model can finish
+    flops: float  # FLOPs that all models compute in the stage
 
     @property
     def seconds(self) -> float:
