@@ -211,9 +211,7 @@ class App:
     """An application: calls to models, made for each row of the inputs. The constructor checks names and templates.
 
     Files of outputs list a row's calls in the order of ``ordered_units``, and the calls of a loop round by round.
-
-    Raises:
-        InputError: A name is unknown, a template has an error, or calls wait for one another in a cycle.
+    Raises InputError if a name is unknown, a template has an error, or calls wait for one another in a cycle.
     """
 
     models: Sequence[Model]
@@ -291,9 +289,7 @@ def ordered_units(app: App) -> list[Unit]:
     """Return the application's units, each after the units whose outputs it uses.
 
     A unit is a single call, or all calls of a loop. Of several units that could be next, the first in ``calls`` is.
-
-    Raises:
-        InputError: Calls wait for one another outside of a loop. The message names the cycle.
+    Raises InputError if calls wait for one another outside of a loop. The message names the cycle.
     """
     unit_of: dict[str, Unit] = {}
     for call in app.calls:

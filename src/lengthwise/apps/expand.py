@@ -138,10 +138,8 @@ class ExpandedApp:
 def expand(app: App, rows: Rows, ids: Sequence[str] | None = None) -> ExpandedApp:
     """Return all tasks that an application can have on its rows, including tasks that may be skipped.
 
-    ``ids`` has a text for each row that identifies it in errors and seeds. None numbers the rows from 0.
-
-    Raises:
-        InputError: There are no rows, or a field that the application uses is missing or has a wrong value.
+    ``ids`` has a text for each row that identifies it in errors and seeds. None numbers the rows from 0. Raises
+    InputError if there are no rows, or a field that the application uses is missing or has a wrong value.
     """
     if not len(rows):
         raise InputError("an application needs rows to work on; there are none")

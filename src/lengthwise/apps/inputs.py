@@ -246,11 +246,9 @@ def read_batch(path: Path | str, models: Sequence[Model] = (), name: str = "") -
     """Return the application that sends the requests of a batch file.
 
     Each line of the JSONL file has custom_id, method, url and body. A request keeps its body, and gets a seed if it has
-    none and its temperature is not 0. Models of the file that ``models`` lacks get the defaults of ``Model``.
-
-    Raises:
-        InputError: A line is not a request, or its answer cannot be stored; the message names file and line. Or
-            ``models`` has a model that the file does not use.
+    none and its temperature is not 0. Models of the file that ``models`` lacks get the defaults of ``Model``. Raises
+    InputError if a line is not a request, or its answer cannot be stored; the message names file and line. Or
+    ``models`` has a model that the file does not use.
     """
     named: set[str] = set()
     used: set[str] = set()

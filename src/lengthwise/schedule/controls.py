@@ -33,8 +33,7 @@ class Strategy(StrEnum):
     WAA_M = "waa-m"
 
 
-CODES = tuple(Strategy)
-"""The index of a strategy in this tuple is its code in a column."""
+CODES = tuple(Strategy)  # the index of a strategy in this tuple is its code in a column
 
 
 @dataclass(frozen=True)

@@ -44,27 +44,21 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
 from lengthwise.schema.workload import Floats, Ints
 
-MODEL_ERROR = 0.01
-"""Relative error of RRA's latency estimate with several micro-batches, which ``latency_high_s`` adds."""
+MODEL_ERROR = 0.01  # relative error of RRA's latency estimate with several micro-batches, which ``latency_high_s`` adds
 _RRA = CODES.index(Strategy.RRA)
 _ENCODER_BATCHES = 2
 """Batches whose encoder output is on a prefill GPU: one that is computed and one that is transferred."""
-_NARROW = 1e-9
-"""Relative spread of prompt lengths below which they count as equal."""
+_NARROW = 1e-9  # relative spread of prompt lengths below which they count as equal
 
 
 class Reason(IntEnum):
     """Why a schedule is infeasible. ``FITS`` means that the schedule is feasible."""
 
     FITS = 0
-    WEIGHTS = 1
-    """The weights alone exceed the memory of a GPU."""
-    CACHE = 2
-    """Cache and activations do not fit next to the weights, at the level of the assumptions."""
-    GROUPS = 3
-    """No split into prefill and decode GPUs has room for the tensor-parallel groups."""
-    LAYERS = 4
-    """There are more stages than layers."""
+    WEIGHTS = 1  # the weights alone exceed the memory of a GPU
+    CACHE = 2  # cache and activations do not fit next to the weights, at the level of the assumptions
+    GROUPS = 3  # no split into prefill and decode GPUs has room for the tensor-parallel groups
+    LAYERS = 4  # there are more stages than layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,11 +223,8 @@ class Estimator:
         """Return a row of estimates for each schedule.
 
         ``prefill_gpus`` [n] fixes the number of GPUs that prefill under WAA, for deployed schedules. If None, the
-        strategy chooses the number.
-
-        Raises:
-            InputError: N_D exceeds the longest output, WAA has only one GPU, groups exceed the GPUs, or a degree has no
-                tables.
+        strategy chooses the number. Raises InputError if N_D exceeds the longest output, WAA has only one GPU, groups
+        exceed the GPUs, or a degree has no tables.
         """
         given = controls if isinstance(controls, ControlColumns) else columns(controls)
         return self._fill(given, prefill_gpus, timed=True).estimates()

@@ -25,8 +25,7 @@ _STEADY_TOLERANCE = 1e-10
 _MIN_COUNT = 4.0
 """From this mean number of sequences on, the correction for empty micro-batches fades out (``presence``)."""
 _HALVINGS = 32
-_MAX_BATCHES_BEHIND = 1000.0
-"""Number of batches that the longest one can delay if the pipeline never idles."""
+_MAX_BATCHES_BEHIND = 1000.0  # number of batches that the longest one can delay if the pipeline never idles
 
 
 class DegreeTables(NamedTuple):

@@ -20,8 +20,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 _BISECTIONS = 54
 _NEGLIGIBLE = 1e-12
-TAIL_LEVEL = 0.9999
-"""An unbounded distribution ends at this quantile: longer requests count as this long."""
+TAIL_LEVEL = 0.9999  # an unbounded distribution ends at this quantile: longer requests count as this long
 _SUM_TOLERANCE = 1e-6
 _STREAMS, _BATCHES, _WARM_UP_BATCHES = 400, 30, 3
 

@@ -37,8 +37,7 @@ Progress = Callable[[int, int], None]
 
 MIN_GAIN = 0.02
 """A division into parts with a smaller relative gain in throughput is not reported: a search may miss as much."""
-WARM_UP_ROUNDS = 3
-"""Rounds that a timeline omits, because they start with an empty pipeline."""
+WARM_UP_ROUNDS = 3  # rounds that a timeline omits, because they start with an empty pipeline
 MAX_BARS = 2500
 
 

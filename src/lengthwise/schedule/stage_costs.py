@@ -34,8 +34,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec, dtype_bytes
 from lengthwise.schema.workload import Floats
 
-TablesByDegree = Mapping[int, CostTables]
-"""Cost tables by tensor-parallel degree; their ``stage_layers`` are ignored."""
+TablesByDegree = Mapping[int, CostTables]  # cost tables by tensor-parallel degree; their ``stage_layers`` are ignored
 
 MAX_STEP_TOKENS, MAX_STEP_SEQS = 2**15, 2**12
 _SLOPE_SPAN = 256

@@ -61,8 +61,7 @@ SCOUTING_SHARE = 0.7
 even a short run, which tolerates overload, shows that it is much worse."""
 MAX_RANKED_FACTOR = 2
 """At most this many times ``top`` configurations are ranked; if more are tied, the others stay scouted."""
-SMALLEST_LOSS = 0.005
-"""A smaller relative difference is not worth a number, even if it is significant."""
+SMALLEST_LOSS = 0.005  # a smaller relative difference is not worth a number, even if it is significant
 SCOUTING_ERROR = 0.05
 """Least assumed relative error of objectives of one seed, such as scouted ones.
 It is larger if ranked configurations had larger errors."""

@@ -69,9 +69,7 @@ def calibrate_replica(
 
     There are three loads: one request at a time, as many as the replica runs at once, and the geometric mean of both.
     One load is held out of the fit. Requests are drawn from ``lengths``, the prompt and output tokens of a sample.
-
-    Raises:
-        EngineError: The engine of the replica cannot start.
+    Raises EngineError if the engine of the replica cannot start.
     """
     with _running_engine(launcher, plan, gpus) as (server, max_num_seqs):
         max_concurrency = min(max_num_seqs, deployment.limits.max_num_seqs)
@@ -355,10 +353,7 @@ def switch_seconds(
     """Start, suspend, wake and stop a replica ``times`` times, and return the seconds that every action took.
 
     The keys are "start_s", "stop_s", "sleep_s" and "wake_s". The last two are empty if the engine cannot sleep. The
-    first start counts although weights and caches may be cold.
-
-    Raises:
-        EngineError: The engine fails to start.
+    first start counts although weights and caches may be cold. Raises EngineError if the engine fails to start.
     """
 
     async def once() -> dict[str, float]:

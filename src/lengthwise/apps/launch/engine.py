@@ -124,10 +124,7 @@ class Engine(Protocol):
         """Return the output of a request.
 
         An interrupted output in ``draft`` is continued, and new chunks are appended to ``draft`` as they arrive.
-        Cancelling the call stops the engine's work on the request.
-
-        Raises:
-            FailedError: There is no valid answer.
+        Cancelling the call stops the engine's work on the request. Raises FailedError if there is no valid answer.
         """
 
     async def has_died(self, within_s: float) -> bool:

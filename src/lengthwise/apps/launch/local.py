@@ -65,9 +65,7 @@ class EngineConfig:
         """Return the command that starts a replica on a port.
 
         ``gpus`` are numbered as in ``CUDA_VISIBLE_DEVICES``. Without ``command``, it is vLLM's for ``deployed(plan)``.
-
-        Raises:
-            InputError: There is neither a ``command`` nor ``deployed``.
+        Raises InputError if there is neither a ``command`` nor ``deployed``.
         """
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **self.environment}
         if self.command:
