@@ -280,7 +280,7 @@ def test_collectives_of_gpus_are_timed_between_events_the_slowest_rank_counts():
             record=lambda: done.append("event"), synchronize=lambda: None, elapsed_time=lambda _: 2.0
         )
 
-    torch.cuda.Event, torch.cuda._sleep = event, lambda _: done.append("sleep")
+    torch.cuda.Event, torch.cuda._sleep = event, lambda _: done.append("sleep")  # noqa: SLF001 - torch's
     torch.tensor = lambda values, **_: SimpleNamespace(values=values, tolist=lambda: [3 * v for v in values])
     torch.float64 = None
     reduced = []
