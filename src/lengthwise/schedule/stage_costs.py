@@ -15,6 +15,7 @@ import numpy.typing as npt
 from lengthwise import _jit
 from lengthwise.catalog import embedding_parameters, encoder_layer_parameters
 from lengthwise.cost import plan_memory, roofline
+from lengthwise.cost._lookup import end_slope
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.cost.roofline_tables import HostOverhead
 from lengthwise.schedule import kernel
@@ -37,7 +38,6 @@ from lengthwise.schema.workload import Floats
 TablesByDegree = Mapping[int, CostTables]  # cost tables by tensor-parallel degree; their ``stage_layers`` are ignored
 
 MAX_STEP_TOKENS, MAX_STEP_SEQS = 2**15, 2**12
-_SLOPE_SPAN = 256
 
 
 def cluster_tables(
@@ -72,9 +72,9 @@ def packed_tables(tables: CostTables, task: TaskLengths) -> DegreeTables:
     by_seqs = np.column_stack([tables.head_s, tables.host_s])
     return DegreeTables(
         np.ascontiguousarray(by_tokens),
-        _slope(by_tokens),
+        end_slope(by_tokens),
         np.ascontiguousarray(by_seqs),
-        _slope(by_seqs),
+        end_slope(by_seqs),
         np.array(tables.prefill_s, dtype=np.float64, order="C"),
         np.array(tables.decode_s, dtype=np.float64, order="C"),
         prompt,
@@ -83,11 +83,6 @@ def packed_tables(tables: CostTables, task: TaskLengths) -> DegreeTables:
         float(tables.rule.merge_factor),
         float(tables.masked_s),
     )
-
-
-def _slope(table: Floats) -> Floats:
-    span = min(_SLOPE_SPAN, len(table) - 1)
-    return np.array((table[-1] - table[-1 - span]) / max(span, 1))
 
 
 @lru_cache(maxsize=8)
