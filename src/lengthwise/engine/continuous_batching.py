@@ -121,20 +121,14 @@ class ContinuousBatch:
     Successive decode steps of the same sequences run as one, each at the mean of their costs, unless a sequence has
     ``on_token``. The batch only has sums over decoding sequences, because each gets a token in every step: its context
     is a constant plus ``steps``, and it needs a new block whenever ``steps`` modulo the block size has a certain value.
-
-    Attributes:
-        waiting: Requests in the engine's queue, in the order of admission.
-        tokens: Output tokens so far.
-        steps: Completed steps.
-        step: The step under way, or None if there is nothing to do.
     """
 
     def __init__(self, limits: Limits, step_time: StepTime) -> None:
         self.limits, self._step_time = limits, step_time
-        self.waiting: list[BatchSequence] = []
+        self.waiting: list[BatchSequence] = []  # requests in the engine's queue, in the order of admission
         self.free_blocks = limits.num_blocks
-        self.preemptions = self.tokens = self.steps = 0
-        self.step: Step | None = None
+        self.preemptions = self.tokens = self.steps = 0  # so far: preemptions, output tokens, completed steps
+        self.step: Step | None = None  # the step under way, or None if there is nothing to do
         self._arriving: deque[BatchSequence] = deque()
         self._prefilling: list[BatchSequence] = []
         self._decodes: dict[BatchSequence, None] = {}  # in the order in which they started to decode

@@ -115,25 +115,19 @@ class Runs:
         fast: Whether the run of a model after a change of plan is not simulated, but taken from a complete run under
             the new plan, from equal progress on. This is accurate enough to compare plans.
         known: Another instance for the same sample. Runs of models that have completed no work come from its cache.
-
-    Attributes:
-        fresh: The progress of each model before the start, which is none.
-        simulated_requests: Number of requests in the ``simulated_runs`` so far.
-        clock: Function that returns seconds. If None, simulations are not timed.
-        duration_s: Seconds that each simulation took, by key of the run.
-        requested: Keys of all runs requested since the caller last cleared it.
     """
 
     def __init__(self, load: Load, space: Space, *, fast: bool = False, known: Runs | None = None) -> None:
         self.load, self.space, self.fast = load, space, fast
         self.cached: dict[Hashable, Run] = dict(known.cached) if known else {}
         self._known = known
+        # the progress of each model before the start, which is none
         self.fresh = [Work("fresh", np.zeros(len(m), np.int64), np.full(len(m), np.inf)) for m in load.models]
         self._cached_tasks = sum(len(run.load) for run in self.cached.values())
         self.simulated_requests = self.simulated_runs = 0
-        self.clock: Callable[[], float] | None = None
-        self.duration_s: dict[Hashable, float] = {}
-        self.requested: set[Hashable] = set()
+        self.clock: Callable[[], float] | None = None  # returns seconds; None: simulations are not timed
+        self.duration_s: dict[Hashable, float] = {}  # seconds that each simulation took, by key of the run
+        self.requested: set[Hashable] = set()  # keys of all runs requested since the caller last cleared it
 
     def run(self, plan: ModelPlan, before: Work, arrival_s: Floats | None = None) -> Run:
         """Return the run of a model under a plan, from the work ``before`` to its end.
