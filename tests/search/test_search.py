@@ -14,7 +14,7 @@ from market import SMALL, THREE, TTFT, Build, Chat, ask, bench, question
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Limit, Status
 from lengthwise.search import workers
-from lengthwise.search.configuration_search import Options, _advantages
+from lengthwise.search.configuration_search import Options, advantages
 from lengthwise.search.limits import OBJECTIVES, Question
 from lengthwise.search.space import Space
 from lengthwise.search.store import Store
@@ -196,10 +196,10 @@ def test_settings_are_compared_on_the_same_hardware():
 
     choices = [choice("H100", 2, 100.0), choice("H200", 4, 99.5), choice("H100", 4, 60.0)]
     axes = {"deployment.gpu": ("H100", "H200"), "deployment.tp": (2, 4)}
-    gpu, tp = _advantages(choices, axes, question())
+    gpu, tp = advantages(choices, axes, question())
     assert gpu == "gpu = H100: the best configuration with another value, H200 tp4, does not differ significantly."
     assert tp.startswith("tp = 2: the best configuration with another value on H100, H100 tp4, has 40% (38% to 42%)")
-    assert len(_advantages(choices[:2], axes, question())) == 1  # no other tp ran on an H100
+    assert len(advantages(choices[:2], axes, question())) == 1  # no other tp ran on an H100
 
 
 def test_without_a_feasible_choice_there_is_no_best():

@@ -51,24 +51,17 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class PodEngine:
-    """An engine in a pod.
-
-    Attributes:
-        launch: Returns its command.
-        words: Words of the command before its arguments.
-        user: The image's own user, of group 0, or None if it runs as root.
-        drain: Arguments with which it ends its requests before it exits. Without any it waits for them by itself.
-        health_s: Longest answer of its health check.
-    """
+    """An engine in a pod."""
 
     title: str
-    launch: Callable[..., Launch]
-    words: int
+    launch: Callable[..., Launch]  # returns its command
+    words: int  # words of the command before its arguments
     image: str
     home: str = "/root"
-    user: int | None = None
+    user: int | None = None  # the image's own user, of group 0, or None if it runs as root
+    # Arguments with which it ends its requests before it exits. Without any it waits for them by itself.
     drain: tuple[str, ...] = ()
-    health_s: int = 1
+    health_s: int = 1  # longest answer of its health check
 
     @property
     def release(self) -> str:

@@ -22,8 +22,7 @@ MAX_REPEATED_REQUESTS = 50_000  # larger runs are not repeated with perturbed ta
 _NAMES = ("layer", "comm", "embedding", "send", "head", "host", "prefill", "decode", "masked", "shared")
 PARTS = {name: f"{name}_s" for name in _NAMES}  # of a step; the front end has an error, too
 CONTEXT = "context"  # prefill attention beyond that of the same chunk without context
-FIT_ERROR_LIMIT = 0.2
-"""Results warn of the fit of an operator whose median error on held-out rows is larger."""
+FIT_ERROR_LIMIT = 0.2  # results warn of the fit of an operator whose median error on held-out rows is larger
 _DESIGNS = 200
 _Part = tuple[str, int]  # a part, and the index of its error (rarely more than one)
 

@@ -91,33 +91,24 @@ SERVICE_OUTPUT_WEIGHT = 2.0
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy function with the properties that the engine needs.
+    """A policy function with the properties that the engine needs."""
 
-    Attributes:
-        axis: "rank" (also for victims), "batching", "memory", "router", "preemption" or "binning".
-        name: Name in tables and scenario files.
-        function: The plain Python function.
-        arguments: Names of the arguments that it takes, a subset of those of its axis.
-        every_step: For ranks: keys change with time, so the queue is ranked again at every step that may admit.
-        builtin: Whether its machine code is cached on disk: that of this package's functions, without the ones that
-            ``families`` defines anew for each set of parameters.
-        bins: For binnings: number of bins.
-        parameters: For batchings: at most 6 integers, passed as ``parameter_0`` and so on. Policies that differ only in
-            these (and their names) are compiled once.
-        prefix: For routers: source of ``prefix_tokens``, "cache" or "index"; empty if it does not take them.
-        starvation: Which requests may precede another one under this policy alone, whatever is predicted
-            (tests/laws/test_starvation.py). If empty, only ``Scheduler.max_wait_s`` limits a wait.
-    """
-
-    axis: str
-    name: str
-    function: Function
-    arguments: tuple[str, ...]
+    axis: str  # "rank" (also for victims), "batching", "memory", "router", "preemption" or "binning"
+    name: str  # name in tables and scenario files
+    function: Function  # the plain Python function
+    arguments: tuple[str, ...]  # names of the arguments that it takes, a subset of those of its axis
+    # for ranks: keys change with time, so the queue is ranked again at every step that may admit
     every_step: bool = False
+    # whether its machine code is cached on disk: that of this package's functions, without the ones that ``families``
+    # defines anew for each set of parameters
     builtin: bool = False
-    bins: int = 0
+    bins: int = 0  # for binnings: number of bins
+    # For batchings: at most 6 integers, passed as ``parameter_0`` and so on. Policies that differ only in these (and
+    # their names) are compiled once.
     parameters: tuple[int, ...] = ()
-    prefix: str = ""
+    prefix: str = ""  # for routers: source of ``prefix_tokens``, "cache" or "index"; empty if it does not take them
+    # Which requests may precede another one under this policy alone, whatever is predicted
+    # (tests/laws/test_starvation.py). If empty, only ``Scheduler.max_wait_s`` limits a wait.
     starvation: str = ""
 
     @property

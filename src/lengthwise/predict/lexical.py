@@ -19,8 +19,7 @@ from lengthwise.predict.regressors import Head, Trees, fit_trees
 from lengthwise.predict.serialization import Arrays, State, array, fitted
 from lengthwise.schema.errors import InputError
 
-LAYOUT = 2
-"""Version of the features. Trees trained on other columns are meaningless."""
+LAYOUT = 2  # version of the features; trees trained on other columns are meaningless
 SHRINK = 5.0
 """Number of samples at which a group's own mean has half the weight, and the mean of all groups the other half."""
 UNKNOWN_MODEL = ""  # name of the model where samples or prompts name none

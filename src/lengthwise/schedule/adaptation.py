@@ -158,24 +158,19 @@ def length_facts(task: TaskLengths, assumptions: Assumptions) -> LengthFacts:
 
 @dataclass(frozen=True)
 class ReplanOptions:
-    """Options that decide when a change of schedule is worth it.
+    """Options that decide when a change of schedule is worth it."""
 
-    Attributes:
-        storage: Where weights are loaded from: "dram" (host memory) or "ssd".
-        horizon_s: Time for which the new lengths are expected to last. Served requests are compared over this time.
-        margin: Share by which planning tightens the latency bound. If None, it follows from the last change of lengths.
-        min_gain: Relative gain in served requests above which a schedule that meets the bound is replaced.
-        max_margin_cost: Largest share of the throughput that a margin from the last change of lengths may cost.
-        allow_reload: Whether weights may be loaded. If not, ``Change.elsewhere`` reports a schedule worth a reload.
-        max_num_seqs: Largest batch, of prefill or decode, to which a schedule may change without loading weights.
-    """
-
-    storage: str = "dram"
+    storage: str = "dram"  # where weights are loaded from: "dram" (host memory) or "ssd"
+    # Time for which the new lengths are expected to last. Served requests are compared over this time.
     horizon_s: float = 3600.0
+    # Share by which planning tightens the latency bound. If None, it follows from the last change of lengths.
     margin: float | None = None
-    min_gain: float = 0.02
+    min_gain: float = 0.02  # relative gain in served requests above which a schedule that meets the bound is replaced
+    # largest share of the throughput that a margin from the last change of lengths may cost
     max_margin_cost: float = 0.2
+    # Whether weights may be loaded. If not, ``Change.elsewhere`` reports a schedule worth a reload.
     allow_reload: bool = True
+    # largest batch, of prefill or decode, to which a schedule may change without loading weights
     max_num_seqs: float = math.inf
 
     def __post_init__(self) -> None:

@@ -46,22 +46,15 @@ _MIN_RISE, _PATIENCE = 1.005, 2
 
 @dataclass(frozen=True)
 class System:
-    """A baseline system, and the settings to try for it.
+    """A baseline system, and the settings to try for it."""
 
-    Attributes:
-        scheduler: The scheduler's name in ``lengthwise.policy``. If empty, a batch runs until all its requests are
-            complete.
-        budgets: Token budgets of a step to try, the usual one first. 0 means no budget.
-        parts: Without a scheduler, numbers of prompt micro-batches per decode micro-batch to try.
-        is_chunked: Whether a prompt may be split over several steps. If not, the budget must hold the longest prompt.
-        is_disaggregated: Whether some replicas only prefill and the others only decode.
-    """
-
+    # The scheduler's name in ``lengthwise.policy``. If empty, a batch runs until all its requests are complete.
     scheduler: str = ""
-    budgets: tuple[int, ...] = (0,)
-    parts: tuple[int, ...] = (1,)
+    budgets: tuple[int, ...] = (0,)  # token budgets of a step to try, the usual one first. 0 means no budget
+    parts: tuple[int, ...] = (1,)  # without a scheduler, numbers of prompt micro-batches per decode micro-batch to try
+    # Whether a prompt may be split over several steps. If not, the budget must hold the longest prompt.
     is_chunked: bool = False
-    is_disaggregated: bool = False
+    is_disaggregated: bool = False  # whether some replicas only prefill and the others only decode
 
     @property
     def is_static(self) -> bool:
@@ -191,14 +184,10 @@ class Curve:
     step to the first token, ``decode_s`` the mean time between tokens, and ``decode_batch`` the mean number of running
     sequences of a replica. ``memory_share`` counts the mean KV cache in use or, for batches that run to completion, the
     reserved KV cache.
-
-    Attributes:
-        rows: One row per configuration.
-        intervals_rps: The 95 % interval of each row's throughput.
     """
 
-    rows: tuple[ScheduleRow, ...]
-    intervals_rps: tuple[tuple[float, float], ...]
+    rows: tuple[ScheduleRow, ...]  # one row per configuration
+    intervals_rps: tuple[tuple[float, float], ...]  # the 95 % interval of each row's throughput
 
     def best(self, bound_s: float, *, worst_case: bool = True) -> ScheduleRow | None:
         """Return the configuration with the highest throughput that meets a bound, or None if none meets it.

@@ -61,8 +61,7 @@ SCOUTING_SHARE = 0.7
 even a short run, which tolerates overload, shows that it is much worse."""
 MAX_RANKED_FACTOR = 2
 """At most this many times ``top`` configurations are ranked; if more are tied, the others stay scouted."""
-SMALLEST_LOSS = 0.005
-"""A smaller relative difference is not worth a number, even if it is significant."""
+SMALLEST_LOSS = 0.005  # a smaller relative difference is not worth a number, even if it is significant
 SCOUTING_ERROR = 0.05
 """Least assumed relative error of objectives of one seed, such as scouted ones.
 It is larger if ranked configurations had larger errors."""
@@ -180,7 +179,7 @@ def search(
         axes=axes,
         choices=tuple(ordered),
         tied=sum(not separated(ranked[0], c, question) for c in ranked),
-        cause=_advantages(ordered, axes, question),
+        cause=advantages(ordered, axes, question),
         frontiers={metric: frontier(ordered, metric, limits) for metric in metrics},
         shifts=shifts,
         excluded_groups=_excluded_groups(ordered),
@@ -458,7 +457,7 @@ def _rough(run: Run, choices: Sequence[Choice], metric: str, known: Choices) -> 
     return found
 
 
-def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:
+def advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:
     """Return a sentence for each axis: the winner against the best choice with another value, on the same hardware."""
     if not choices or choices[0].status is not Status.RANKED:
         return ()

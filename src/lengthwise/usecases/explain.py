@@ -95,19 +95,13 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Sides:
-    """What limits a deployment with separate prefill and decode replicas.
+    """What limits a deployment with separate prefill and decode replicas."""
 
-    Attributes:
-        decode: The decode side.
-        transfer_s: Mean time of a KV transfer.
-        rates_rps: Bound on the rate by each part without preemptions: both sides, KV transfer, and front end if any.
-        decodes_per_prefill: Decode replicas for each prefill replica with which both sides have the same bound.
-    """
-
-    decode: Explanation
-    transfer_s: float
+    decode: Explanation  # the decode side
+    transfer_s: float  # mean time of a KV transfer
+    # bound on the rate by each part without preemptions: both sides, KV transfer, and front end if any
     rates_rps: dict[str, float]
-    decodes_per_prefill: float
+    decodes_per_prefill: float  # decode replicas for each prefill replica with which both sides have the same bound
 
     @property
     def binds(self) -> str:
@@ -293,28 +287,21 @@ class CacheUse:
 
 @dataclass(frozen=True)
 class RequestExplanation:
-    """Times, cache hits and replicas of one simulated request. NaN and -1 stand for events that did not happen.
-
-    Attributes:
-        session: Number of the request's session; ``turn`` is its place there, from 0. None without sessions.
-        parents: Requests that must finish before. The request was sent ``delay_s`` after the last of them finished.
-        previous_turn: Request that the prompt continues, or else the request before it in its session, or -1.
-        shared_tokens: Tokens at the prompt's start that another prompt may share: the previous turn, or shared blocks.
-        cache: Tokens found in the replica's cache and in CPU memory at the first admission.
-        replica: Replica that last admitted the request; ``previous_replica`` is that of the previous turn.
-    """
+    """Times, cache hits and replicas of one simulated request. NaN and -1 stand for events that did not happen."""
 
     number: int
     status: Status
-    session: int | None
+    session: int | None  # number of the request's session; ``turn`` is its place there, from 0; None without sessions
     turn: int | None
+    # Requests that must finish before. The request was sent ``delay_s`` after the last of them finished.
     parents: tuple[int, ...]
     delay_s: float
-    previous_turn: int
+    previous_turn: int  # request that the prompt continues, or else the request before it in its session, or -1
     prompt_tokens: int
+    # tokens at the prompt's start that another prompt may share: the previous turn, or shared blocks
     shared_tokens: int
-    cache: CacheUse
-    replica: int
+    cache: CacheUse  # tokens found in the replica's cache and in CPU memory at the first admission
+    replica: int  # replica that last admitted the request; ``previous_replica`` is that of the previous turn
     previous_replica: int
     times_s: dict[str, float]  # arrival_s, scheduled_s, first_token_s, finished_s
     output_tokens: int

@@ -30,9 +30,7 @@ def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lam
     """Compare the policies and predictors of a scenario's [lab], and return a table of results with verdicts.
 
     ``jobs`` is the number of simulations at a time, by default one per CPU. ``progress`` is called with (done, total).
-
-    Raises:
-        InputError: The scenario has no [lab], or it cannot be used.
+    Raises InputError if the scenario has no [lab], or it cannot be used.
     """
     with noted(f"in [lab] of {scenario.source}"):
         question, bench = question_of(scenario)

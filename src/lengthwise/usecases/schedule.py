@@ -57,10 +57,7 @@ def plan_schedule(
     """Return the best schedule of a scenario, with alternatives and uncertainty.
 
     ``progress`` is called with the number of configurations of other systems that are simulated so far, and with 0,
-    because the total is unknown.
-
-    Raises:
-        ScheduleError: No schedule meets the bound, or the model does not fit.
+    because the total is unknown. Raises ScheduleError if no schedule meets the bound, or the model does not fit.
     """
     with noted(f"in {scenario.source}"):
         requested = question_of(scenario)

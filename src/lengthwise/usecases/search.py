@@ -570,7 +570,7 @@ def _write_launch(place: Path, requested: VariantSearch, found: Plan, choice: Ch
     variant = build(claimed)[0]
     workload = variant.workload(claimed.run.seed)
     outcome, *_ = simulate.run(claimed, variants=[variant])
-    claim = _claim(found, choice, outcome.summary, claimed)
+    claim = claim_text(found, choice, outcome.summary, claimed)
     if notes := model_error.deployment_notes(variant.deployment):
         claim += f"\n\nWhat limits the trust in these numbers:\n\n{backend.entries(notes)}"
     if read := sorted({f"`{path.absolute()}`" for path in _files(claimed).values()}):
@@ -591,7 +591,7 @@ def _write_launch(place: Path, requested: VariantSearch, found: Plan, choice: Ch
         workload=workload,
         rate_rps=choice.at.rate_rps if choice.at else claimed.workload.request_rate or 1.0,
         claim=claim,
-        expectation=_expectation(found.limits, workload, variant.deployment, claimed.run.seed, ramp_s),
+        expectation=expected_text(found.limits, workload, variant.deployment, claimed.run.seed, ramp_s),
     )
 
 
@@ -663,7 +663,7 @@ def _model_text(value: Estimate, metric: str = "") -> str:
     return f", {ends[0]} to {ends[1]} by the cost model's error"
 
 
-def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deployment, seed: int, ramp_s: float) -> str:
+def expected_text(limits: Sequence[Limit], workload: Workload, deployment: Deployment, seed: int, ramp_s: float) -> str:
     """Return what the load test measures: its first requests find an idle server, and its client limits each output."""
     sent, scheduler = backend.as_benchmarked(workload), deployment.scheduler
     if scheduler.rank not in backend.ARRIVAL:  # the client sends no priorities
@@ -701,7 +701,8 @@ def _broken_text(what: str, limited: Iterable[tuple[Limit, Estimate]], reason: s
     return f" {what} breaks {names}{how}: {reason}."
 
 
-def _claim(found: Plan, choice: Choice, summary: metrics.Summary, scenario: Scenario) -> str:
+def claim_text(found: Plan, choice: Choice, summary: metrics.Summary, scenario: Scenario) -> str:
+    """Return what a launch folder claims: the simulation of its scenario, what it breaks, and what the search found."""
     assert choice.at is not None  # it is ranked
     at, objective, capacity = choice.at, choice.objective, choice.capacity_rps
     seeds = f"seeds {scenario.run.seed} to {scenario.run.seed + scenario.run.seeds - 1}"

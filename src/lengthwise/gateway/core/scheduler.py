@@ -26,8 +26,7 @@ _MAX_BACKOFFS = 4  # refusals of a request in a row for which engines back off
 # Refusals by engines that accept other requests: the last one ends the request.
 _MAX_REFUSALS_WHILE_ACCEPTING, _MAX_REFUSALS_QUEUED_ALONE = 10, 3
 _NO_DECISIONS = Decisions()
-_MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20
-"""Bounds of priority class and predicted length in an engine's 32-bit priority."""
+_MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20  # bounds of priority class and predicted length in an engine's 32-bit priority
 
 
 def check_change(before: Order, after: Order) -> None:
