@@ -128,7 +128,7 @@ class Scenario(Section):
         return f"{source}:{resolved(place, self.folder)}" if colon else source
 
     def of_decode_side(self) -> Self:
-        """Return the scenario with GPU, node, costs and degrees of its decode side as those of the deployment."""
+        """Return a copy in which the deployment has the GPU, node, costs and degrees of its decode side."""
         on, side = self.deployment, self.deployment.decode_side
         given = {} if side is None else {key: getattr(side, key) for key in ("gpu", "node", "cost", "tp", "pp")}
         return self.model_copy(update={"deployment": on.model_copy(update=given)})
@@ -136,7 +136,7 @@ class Scenario(Section):
     def with_origin(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
         """Return a copy with this file, folder and notes. A scenario without a name is named like the file.
 
-        Keys that it does not set get the defaults of the engine that it names (``engine_defaults``).
+        If the scenario names an engine, keys that are not set get the defaults of that engine (``engine_defaults``).
         """
         changed = self.model_copy(update={} if self.name else {"name": Path(source).stem})
         changed._source, changed._folder, changed._notes = source, folder, tuple(notes)  # noqa: SLF001 - its own
@@ -328,8 +328,8 @@ def _slo(table: Table, path: KeyPath, problems: list[Problem]) -> Table:
     values, names = Table(), {}
     for key, value in table.items():
         if isinstance(value, dict):
-            text = 'must be one time, such as "2s", that each request is judged by; limits on quantiles are those of '
-            problems.append(Problem((*path, key), f"{text}[search.limits]; it is {value}"))
+            text = 'must be one time for each request, such as "2s"; limits on quantiles belong to [search.limits]'
+            problems.append(Problem((*path, key), f"{text}. It is {value}"))
             continue
         stem, _, unit = key.rpartition("_")
         if key in ("tbt", "tbt_ms", "tbt_s", "itl", "itl_ms", "itl_s"):

@@ -35,7 +35,7 @@ from lengthwise.usecases.requests import Sharing, sharing_of, workload_by_seed
 Floats = npt.NDArray[np.float64]
 TABLES = "tables:"  # begins a cost source that is a file of cost tables
 MAX_BINS = 1024
-_BINNING_SEED = 2**62  # added to the run's seed: only a replay takes bin boundaries from the simulated requests
+_BINNING_SEED = 2**62  # added to the run's seed, so that bin boundaries come from other requests than the simulated
 _AXES = ("rank", "victim", "batching", "memory", "preemption_mode", "router", "preemption", "binning")
 _KEY_OF_KIND = {
     "model": "deployment.model",
@@ -160,11 +160,11 @@ def model_of(scenario: Scenario) -> ModelSpec:
 
 
 def hardware(scenario: Scenario) -> tuple[ModelSpec, GpuSpec]:
-    """Return the model and the GPU of a scenario. Raises InputError if one is unknown, or the GPUs are of groups."""
+    """Return the model and the GPU of a scenario. Raises InputError if one is unknown, or for groups of replicas."""
     if scenario.deployment.groups:
         raise InputError(
-            "a schedule is of one kind of GPU, and the deployment has groups of unlike replicas; take "
-            "[[deployment.groups]] out"
+            "a schedule needs one kind of GPU, and the deployment has groups of replicas, which may differ; remove "
+            "[[deployment.groups]]"
         )
     return model_of(scenario), catalog.gpu(scenario.file_or_name(scenario.deployment.gpu))
 
@@ -405,10 +405,10 @@ def _binning(binning: Any, scenario: Scenario) -> Any:
     predicted = workload_by_seed(scenario)(scenario.run.seed + _BINNING_SEED).predicted_tokens
     if predicted is None:
         raise PolicyError(
-            f"binning {binning!r} cuts predicted output lengths, and this workload has none; give it some "
-            '([predictor] kind = "oracle" predicts the truth)'
+            f"binning {binning!r} needs predicted output lengths, and this workload has none; add a [predictor] "
+            '(kind = "oracle" predicts the true lengths)'
         )
     cuts = _RULES[name][0](np.maximum(predicted, 1.0), k, scenario.engine.max_num_seqs)
-    # A rule gives a bin's longest length, a policy takes the next bin's shortest: one more, if the length is whole.
+    # A rule returns the longest length of a bin, and a policy takes the shortest of the next bin: a token more.
     starts = np.unique(np.where(cuts == np.floor(cuts), cuts + 1, cuts))
     return f"bins(boundaries={[float(f'{edge:.9g}') for edge in starts]})"

@@ -41,10 +41,10 @@ _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
 async def resume_point(response: TrackedStream, worker: EngineWorker, model: str) -> int:
-    """Return the number of flushed tokens to keep at a resume.
+    """Return the number of flushed tokens from which a resumed output continues.
 
-    Trailing uncertain tokens are dropped until the engine's ``/detokenize`` shows that the text ends with a complete
-    character. If it shows none, all tokens are kept.
+    The text of the last ``uncertain_tokens`` may end within a character. They are dropped one by one until the engine's
+    ``/detokenize`` shows a complete character at the end. If no number of them gives one, all flushed tokens remain.
     """
     for num_dropped in range(response.uncertain_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
