@@ -84,7 +84,7 @@ def _count_free(S, g, q):
 
 @jit_cold
 def _pass_window(S, g, slot):
-    """Note that a member's window leaves its first block or chunk with the next step. Return its next event's step."""
+    """Note that the next step moves a member's window past a block or chunk. Return the step of its next event."""
     q, params = S.slots[slot], S.params[0]
     if params.chunked_local == 0:
         _count_free(S, g, q)
@@ -106,7 +106,7 @@ def free_skipped(S, g):
 
 @jit
 def frees_contents(S, g, steps):
-    """Return whether members free blocks that may have contents when the group has made so many steps."""
+    """Return whether members free blocks that may have contents at the group's step number ``steps``."""
     params = S.params[0]
     caches = params.hybrid == 1 and params.prefix_caching == 1
     return caches and (S.groups[g].surplus != 0 or S.block_frees[g, steps % params.block_size] > 0)

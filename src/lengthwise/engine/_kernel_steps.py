@@ -424,7 +424,7 @@ def end_step(S, D, r, now_s, rank, router):  # noqa: C901, PLR0912  one sequence
     if S.groups[g].members > 0:
         if S.params[0].speculates == 1:
             _end_verification(S, r, g, now_s)
-        elif flight.rests == 0:
+        elif flight.paused == 0:
             _advance_group(S, r, g, now_s)
             _finish_decodes(S, r, g, now_s)
         if rep.partials > 0 or S.groups[rep.idle_group].members > 0:
@@ -536,7 +536,7 @@ def _end_async_step(S, r, now_s):
 
 @jit_cold
 def _note_uncounted_ends(S, r, f):
-    """Note the requests that end with step ``f``, if no other step was formed while it ran, because it took no time."""
+    """Note the requests that end with step ``f``, which took no time, so that no other step was formed during it."""
     g, at = S.replicas[r].idle_group, 0
     while at < S.groups[g].members:
         slot = member(S, g, at)

@@ -737,7 +737,7 @@ class Step:
 
     Attributes:
         prompts: (request, tokens of its prompt that the step computes).
-        paused: Residents that decode, but get no token from this step, because it computes prompts (DECODES_REST).
+        paused: Residents that decode, but get no token from this step, because it computes prompts (PAUSE_DECODES).
         deferred: Requests that are out of the queue while the step is formed, because their chunks are in transfer.
         emitting: Under asynchronous scheduling, requests that get a token when the step ends.
         finishing: Those of ``emitting`` for which it is the last token.

@@ -68,7 +68,7 @@ def _simulated(plan: Plan) -> list[int]:
 
 
 def _shown(plan: Plan, limit: int) -> list[int]:
-    """Return indices of at most ``limit`` choices: the best, then choices of frontiers and shifts, then others."""
+    """Return indices of at most ``limit`` choices: the best, those of fronts and of other limits, then others."""
     named = {trade.choice for trades in plan.frontiers.values() for trade in trades} | {s.choice for s in plan.shifts}
     is_other = {i: i > 0 and named.isdisjoint((plan.choices[i].name, plan.choices[i].key)) for i in _simulated(plan)}
     return sorted(sorted(is_other, key=lambda i: (is_other[i], i))[:limit])

@@ -50,8 +50,8 @@ def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]
     # The baseline forms steps and gives memory as the scenario does, but schedules in order of arrival.
     rank = own.rank if own.rank in ("fcfs", "fcfs_preempted_first", "queue_order") else "fcfs_preempted_first"
     base = replace(own, rank=rank, victim="latest_admitted", preemption="never", binning=None, max_wait_s=float("inf"))
-    on = scenario.deployment
-    gpus = f"{on.gpus} x {on.gpu}" if on.gpus > 1 else on.gpu
+    deployed = scenario.deployment
+    gpus = f"{deployed.gpus} x {deployed.gpu}" if deployed.gpus > 1 else deployed.gpu
     question = laboratory.Question(
         policies=tuple(_contestant(one, scenario) for one in section.policies if one.title != "fcfs"),
         predictors=tuple(bench.predictors),
@@ -61,7 +61,7 @@ def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]
         unit=LoadUnit(section.unit) if section.rates is None else LoadUnit.RPS,
         base=base,
         name=scenario.name,
-        metadata={"model": on.model, "GPU": gpus, "workload": bench.load.name},
+        metadata={"model": deployed.model, "GPU": gpus, "workload": bench.load.name},
     )
     return question, bench
 

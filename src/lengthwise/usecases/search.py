@@ -147,19 +147,19 @@ class VariantSearch:
     def _with_numbers(self, settings: dict[str, Any], shapes: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
         """Yield the configurations that ``settings`` stand for, and add the GPUs of both sides to ``shapes``."""
         question, counts = self.bench.question, (search.REPLICAS, search.DECODE_REPLICAS)
-        on = _with_settings(self.scenario, {k: v for k, v in settings.items() if k not in counts}).deployment
-        if (side := on.decode_side) is None:
+        deployed = _with_settings(self.scenario, {k: v for k, v in settings.items() if k not in counts}).deployment
+        if (side := deployed.decode_side) is None:
             alone = {key: value for key, value in settings.items() if not key.startswith(_DECODE)}
             if alone.get(search.REPLICAS) == "fill":  # a number, by which its name compares with those of splits
-                alone[search.REPLICAS] = max(1, question.max_gpus // on.gpus)
+                alone[search.REPLICAS] = max(1, question.max_gpus // deployed.gpus)
             yield alone
             return
         assert side.tp is not None  # ``decode_side`` sets both
         assert side.pp is not None
         own_side = self.scenario.deployment.decode
-        if side.gpu == on.gpu and (own_side is None or own_side.gpu is None):  # the same as without this setting
+        if side.gpu == deployed.gpu and (own_side is None or own_side.gpu is None):  # the same as without this setting
             settings = {key: value for key, value in settings.items() if key != f"{_DECODE}gpu"}
-        gpus = shapes[search.settings_key(settings)] = on.gpus, side.tp * side.pp
+        gpus = shapes[search.settings_key(settings)] = deployed.gpus, side.tp * side.pp
         is_sized = self.section.objective in search.AT_RATE
         own = ("auto", "auto") if is_sized else (self.scenario.deployment.replicas, side.replicas)
         given = [settings.get(key, number) for key, number in zip(counts, own, strict=True)]
@@ -240,13 +240,13 @@ def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
     """Raise InputError if one file of cost tables would be used for several models, GPUs, degrees or data types."""
     found: defaultdict[str, dict[str, dict[str, None]]] = defaultdict(lambda: {key: {} for key in _TABLES_KEYS})
     for axes in space.alternatives():
-        on = {
+        values = {
             key: axes.get(f"deployment.{key}", (getattr(scenario.deployment, key),)) for key in ("cost", *_TABLES_KEYS)
         }
-        for source in on["cost"]:
+        for source in values["cost"]:
             if str(source).startswith(TABLES):
                 for key, known in found[source].items():
-                    known.update(dict.fromkeys(map(str, on[key])))
+                    known.update(dict.fromkeys(map(str, values[key])))
     for source, keys in found.items():
         if several := [f"{key} {', '.join(known)}" for key, known in keys.items() if len(known) > 1]:
             raise InputError(
@@ -502,7 +502,7 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
     if deployed.decode is not None and summary.hardware is not None:
         busy = [share.value for share in summary.hardware.replica_busy_share]
-        prefill, decode = (np.mean(of) for of in np.split(np.array(busy), [deployed.parallel.replicas]))
+        prefill, decode = (np.mean(side) for side in np.split(np.array(busy), [deployed.parallel.replicas]))
         beyond.insert(0, f" Steps run {prefill:.0%} of the time on prefill replicas, {decode:.0%} on decode replicas.")
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"
 
@@ -510,10 +510,10 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
 def scenario_of_choice(requested: VariantSearch, choice: Choice) -> Scenario:
     """Return the scenario that simulates a choice at its operating point, for ``lengthwise simulate``."""
     scenario = _with_settings(requested.scenario, choice.settings)
-    on = scenario.deployment
+    deployed = scenario.deployment
     over: dict[str, Any] = {}
-    if on.decode_side is None and not on.groups:
-        over = {"deployment": {"replicas": max(1, choice.gpus // (on.gpus // on.replicas))}}
+    if deployed.decode_side is None and not deployed.groups:
+        over = {"deployment": {"replicas": max(1, choice.gpus // (deployed.gpus // deployed.replicas))}}
     if requested.is_offline:
         over["workload"] = {"arrivals": {"kind": "all_at_once"}, "num_requests": requested.bench.question.requests}
     elif choice.at is not None:
@@ -555,8 +555,8 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1,
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
-            for title, of in chosen.items():
-                _write_launch(Path(new) / title, *of)
+            for title, ranked in chosen.items():
+                _write_launch(Path(new) / title, *ranked)
             backend.remove_launches(folder)  # only now, as a folder may have failed
             for title in chosen:
                 (Path(new) / title).rename(folder / title)

@@ -101,13 +101,13 @@ def study(
         _draft_length(number, found, each, runs[0])
         for number, found, each in zip(chosen, capacities, runs, strict=True)
     ]
-    on, table = scenario.deployment, scenario.deployment.speculation
+    deployed, table = scenario.deployment, scenario.deployment.speculation
     assert table is not None
-    gpus = f"{on.gpus} x {on.gpu}" if on.gpus > 1 else on.gpu
+    gpus = f"{deployed.gpus} x {deployed.gpu}" if deployed.gpus > 1 else deployed.gpu
     notes = [note for found in capacities for note in found.notes]
     return SpeculationStudy(
         name=scenario.name,
-        metadata=(on.model, gpus, load.name),
+        metadata=(deployed.model, gpus, load.name),
         method=table.method,
         base_rps=base_rps,
         loads=tuple(loads),
@@ -145,10 +145,10 @@ def _checked_tokens(scenario: Scenario, tokens: Sequence[int] | None) -> list[in
 
 
 def _with_tokens(scenario: Scenario, tokens: int) -> Scenario:
-    on = scenario.deployment
-    assert on.speculation is not None
-    table = on.speculation.model_copy(update={"num_speculative_tokens": tokens})
-    return scenario.model_copy(update={"deployment": on.model_copy(update={"speculation": table if tokens else None})})
+    deployed = scenario.deployment
+    assert deployed.speculation is not None
+    table = deployed.speculation.model_copy(update={"num_speculative_tokens": tokens}) if tokens else None
+    return scenario.model_copy(update={"deployment": deployed.model_copy(update={"speculation": table})})
 
 
 def _runs(

@@ -65,11 +65,11 @@ class Variant:
     @property
     def is_random(self) -> bool:
         """Return whether results depend on the seed, because requests, predictions or a router are random."""
-        on, drawn = self.deployment, not self.scenario.workload.is_replay or self.scenario.predictor.is_random
-        sides = [(on.scheduler.router, on.schedulers)]
-        sides += [(on.decode.router, on.decode.parallel.ranks)] if on.decode else []
+        deployed, drawn = self.deployment, not self.scenario.workload.is_replay or self.scenario.predictor.is_random
+        sides = [(deployed.scheduler.router, deployed.schedulers)]
+        sides += [(deployed.decode.router, deployed.decode.parallel.ranks)] if deployed.decode else []
         draws = (policy.resolve("router", router).uses("draw_a", "draw_b") and count > 1 for router, count in sides)
-        return drawn or any(draws) or on.scheduler.shuffles or on.speculation is not None
+        return drawn or any(draws) or deployed.scheduler.shuffles or deployed.speculation is not None
 
 
 def build(scenario: Scenario) -> list[Variant]:
@@ -276,12 +276,12 @@ def _require_own_tables(scenario: Scenario, deployed: Deployment) -> None:
 
 def unchecked_tables_note(scenario: Scenario) -> str:
     """Return a warning if the file of cost tables does not record its model and GPU, otherwise ""."""
-    path, on = tables_path(scenario), scenario.deployment
+    path, deployed = tables_path(scenario), scenario.deployment
     if path is None or cost.made_for(path) is not None:
         return ""
     return (
         f"The cost tables in {path} do not record their model and GPU (older files do not). It is assumed that they "
-        f"were made for {on.model} on {on.gpu} with tp {on.tp}. Calibrate or fit them again to have this checked."
+        f"were made for {deployed.model} on {deployed.gpu} with tp {deployed.tp}. Calibrate or fit them again to check."
     )
 
 
