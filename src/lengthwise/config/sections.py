@@ -268,8 +268,8 @@ class SpeculationTable(Section):
 class GroupSection(Section):
     """One of several groups of equal replicas behind one router, such as those of one GPU type.
 
-    A key that a group lacks has the value of [deployment] or [engine]. A group with a GPU of its own has a common node
-    of this GPU, unless it gives another.
+    A key that a group lacks has the value of [deployment] or [engine]. A group with a GPU of its own has the default
+    node of that GPU, unless it names another.
     """
 
     replicas: Replicas = 1  # of this group

@@ -74,7 +74,7 @@ class MissingExtraError(InputError):
 
 
 @contextmanager
-def noted(note: str) -> Iterator[None]:
+def error_note(note: str) -> Iterator[None]:
     """Add a note to an InputError that the block raises."""
     try:
         yield

@@ -16,7 +16,7 @@ from lengthwise.config.workload import source_of
 from lengthwise.cost import model_error
 from lengthwise.policy import PREDICTION_ARGUMENTS
 from lengthwise.schema.deployment import Deployment, Scheduler
-from lengthwise.schema.errors import InputError, noted
+from lengthwise.schema.errors import InputError, error_note
 from lengthwise.schema.lab import ORACLE, LabTable, LoadUnit
 from lengthwise.schema.workload import Workload
 from lengthwise.usecases.requests import DEFAULT_REQUESTS, LengthPrediction, length_prediction, search_load
@@ -34,7 +34,7 @@ def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lam
     Raises:
         InputError: The scenario has no [lab], or it cannot be used.
     """
-    with noted(f"in [lab] of {scenario.source}"):
+    with error_note(f"in [lab] of {scenario.source}"):
         question, bench = question_of(scenario)
         engine.warm_up()  # otherwise all threads would wait for the first to compile it
         with search.threads(jobs) as workers:

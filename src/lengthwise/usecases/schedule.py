@@ -21,7 +21,7 @@ from lengthwise.schedule import TaskLengths
 from lengthwise.schedule.lengths import TAIL_LEVEL
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import EngineLimits
-from lengthwise.schema.errors import InputError, ProfileError, noted
+from lengthwise.schema.errors import InputError, ProfileError, error_note
 from lengthwise.schema.schedule import SchedulePlan, ScheduleRow, Uncertainty
 from lengthwise.schema.specs import ModelSpec
 from lengthwise.usecases.variants import TABLES, hardware
@@ -62,7 +62,7 @@ def plan_schedule(
     Raises:
         ScheduleError: No schedule meets the bound, or the model does not fit.
     """
-    with noted(f"in {scenario.source}"):
+    with error_note(f"in {scenario.source}"):
         requested = question_of(scenario)
         if requested.section.systems:
             engine.warm_up()

@@ -38,7 +38,7 @@ from lengthwise.search.workers import Workers
 from lengthwise.usecases import simulate
 from lengthwise.usecases.requests import DEFAULT_REQUESTS, Sharing, own_rate, search_load, sharing_of
 from lengthwise.usecases.simulate import slo_of
-from lengthwise.usecases.variants import TABLES, build, deployment, located, unchecked_tables_note
+from lengthwise.usecases.variants import TABLES, build, deployment, location_note, unchecked_tables_note
 
 EXPLAINED_REQUESTS, EXPLAINED_STEPS = 4000, 1_000_000  # of the run that shows which resource limits a choice
 CLAIM_REQUESTS, CLAIM_S, CLAIM_SEEDS = 2000, 200.0, 5
@@ -206,7 +206,7 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
     """Return the searches of a scenario, one for each variant."""
     found = []
     for expanded in scenario.variant_scenarios():
-        with located(scenario, expanded):
+        with location_note(scenario, expanded):
             if (section := expanded.search) is None:
                 raise InputError(
                     "a search needs a table [search] with a space, such as: [search.space] gpu = "

@@ -15,7 +15,7 @@ from lengthwise.config.sections import SearchSection
 from lengthwise.cost import model_error
 from lengthwise.metrics import request_column
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import InputError, noted
+from lengthwise.schema.errors import InputError, error_note
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import limit_text
 from lengthwise.schema.records import Records, Status
@@ -66,7 +66,7 @@ def study(
     Raises:
         InputError: The scenario has no speculation or has variants, or a number of tokens or a load is invalid.
     """
-    with noted(f"in {scenario.source}"):
+    with error_note(f"in {scenario.source}"):
         chosen = _checked_tokens(scenario, tokens)
         if not loads or not all(0 < share < math.inf for share in loads):
             raise InputError(f"loads must be above 0 and finite, at least one; they are {list(loads)}")

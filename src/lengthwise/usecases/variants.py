@@ -26,7 +26,7 @@ from lengthwise.schema.deployment import (
     SglangSettings,
     TrtllmSettings,
 )
-from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
+from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, error_note
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.speculation import Speculation
 from lengthwise.schema.workload import Workload
@@ -77,7 +77,7 @@ def build(scenario: Scenario) -> list[Variant]:
     shared: dict[str, Callable[[int], Workload]] = {}
     variants = []
     for expanded in scenario.variant_scenarios():
-        with located(scenario, expanded, with_key=True):
+        with location_note(scenario, expanded, with_key=True):
             deployed = deployment(expanded)
             # The block size of shared prompts depends on the engine's block size.
             key = f"{expanded.workload.model_dump_json()} {expanded.engine.block_size}"
@@ -90,13 +90,13 @@ def build(scenario: Scenario) -> list[Variant]:
 
 
 @contextmanager
-def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -> Iterator[None]:
+def location_note(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -> Iterator[None]:
     """Add a note to an InputError in this context: the file and the variant that caused it.
 
     If ``with_key``, the note on an unknown name also has the file's key under which the name is given.
     """
     try:
-        with engine_noted(expanded):
+        with engine_note(expanded):
             yield
     except InputError as error:
         variant = f"variant {expanded.name!r} of " if scenario.variants else ""
@@ -109,7 +109,7 @@ def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -
 
 
 @contextmanager
-def engine_noted(scenario: Scenario) -> Iterator[None]:
+def engine_note(scenario: Scenario) -> Iterator[None]:
     """Add a note to an InputError in this context: which settings that it names come from the scenario's engine."""
     try:
         yield
@@ -217,7 +217,7 @@ def _mixed(scenario: Scenario, sharing: Sharing | None) -> Deployment:
     """Return the deployment of several groups of replicas, each built as a deployment of its own."""
     groups = []
     for number, group in enumerate(scenario.deployment.groups, 1):
-        with noted(f"{_IN_GROUP}, number {number}"):
+        with error_note(f"{_IN_GROUP}, number {number}"):
             groups.append(deployment(scenario.updated(group.overrides), sharing))
     return replace(engine.mix(groups), name=scenario.name)
 
@@ -232,7 +232,7 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
         experts["redundant_experts"] = None
     own = scenario.of_decode_side()
     node = own.file_or_name(own.deployment.node) if own.deployment.node else None
-    with noted(_IN_DECODE):
+    with error_note(_IN_DECODE):
         gpu = catalog.gpu(own.file_or_name(own.deployment.gpu))
         decode = engine.deploy(
             prefill.model,
