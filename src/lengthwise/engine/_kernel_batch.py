@@ -190,7 +190,7 @@ def _worst_to_end(S, count):
 
 @jit
 def _blocks_if_free(S, slot, free_blocks, free_seqs, memory):
-    """Return the blocks that a waiting request gets if so many blocks and slots are free, or -1 if it must wait."""
+    """Return the blocks that a waiting request gets with these free blocks and slots, or -1 if it must wait."""
     if free_seqs < 1:
         return -1
     q, params = S.slots[slot], S.params[0]

@@ -223,7 +223,7 @@ def miss_text(miss: Miss) -> str:
     )
 
 
-LIMIT_COLUMNS = 3  # so many limits have a column in a terminal
+LIMIT_COLUMNS = 3  # limits that have a column in a terminal
 GROUPS = 8
 
 

@@ -131,7 +131,7 @@ def _checked_tokens(scenario: Scenario, tokens: Sequence[int] | None) -> list[in
     if scenario.variants:
         raise InputError("this study compares with and without speculation; remove the [[variants]], or name --variant")
     rates = len(table.acceptance) if isinstance(table.acceptance, list) else None
-    most, reason = (64, "") if rates is None else (rates, ", as acceptance has so many rates")
+    most, reason = (64, "") if rates is None else (rates, ", the number of rates in acceptance")
     if tokens is None and table.num_speculative_tokens == 0:
         raise InputError("deployment.speculation.num_speculative_tokens is 0; set it, or give --tokens")
     if tokens is None:
