@@ -155,9 +155,9 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
             " vLLM's commands for separate sides ran on CPUs, never on GPUs; those of SGLang and kubernetes.yaml never "
             "ran."
         )
-    notes = {f"{_ENGINES[key].title} ({', '.join(names[key])})": _notes_of(each) for key, each in launches.items()}
-    shared = [note for note in next(iter(notes.values())) if all(note in each for each in notes.values())]
-    scripts = ", or ".join(" and ".join(f"`sh {name}`" for name in each) for each in names.values())
+    notes = {f"{_ENGINES[key].title} ({', '.join(names[key])})": _notes_of(of) for key, of in launches.items()}
+    shared = [note for note in next(iter(notes.values())) if all(note in of for of in notes.values())]
+    scripts = ", or ".join(" and ".join(f"`sh {name}`" for name in of) for of in names.values())
     versions = ", ".join(_ENGINES[key].release for key in launches)
     given = f"`MODEL=... sh {next(iter(names.values()))[0]}` loads another checkpoint; flags of {versions}"
     steps = [f"Start the {'engine' if d.decode is None else 'engines'}, {scripts} ({given}).{_where(d)}"]
@@ -180,7 +180,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         steps.append(f"Or run vLLM on NVIDIA Dynamo, by {DYNAMO}: see below.")
     sections = {
         "All engines": shared,
-        **{title: [note for note in each if note not in shared] for title, each in notes.items()},
+        **{title: [note for note in of if note not in shared] for title, of in notes.items()},
         "Engines without a script": [f"{_ENGINES[key].title}: {reason}." for key, reason in missing.items()],
         "The load test": load_launch.notes,
     }
@@ -226,9 +226,9 @@ def _where(d: Deployment) -> str:
         hosts = side.parallel.replicas * hosts_of(side)
         if fits_node(side):
             hosts = -(-side.parallel.replicas // _node_replicas(side))
-        script = f"the {role} script" if role else "the script"
+        of = f"the {role} script" if role else "the script"
         ranks = " (see the ranks below)" if not fits_node(side) else ""
-        texts.append(f"{script} on {hosts} {'node' if hosts == 1 else 'nodes'} with {side.gpu.name}{ranks}")
+        texts.append(f"{of} on {hosts} {'node' if hosts == 1 else 'nodes'} with {side.gpu.name}{ranks}")
     first = " The sides share no node." if d.decode is not None else ""
     return f"{first} Run {' and '.join(texts)}, with HOST= the node's address."
 
@@ -633,18 +633,18 @@ def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
     is_one_node = shares_node(d)
     first, texts = 0, dict[str, str]()
     gpu_sets: dict[str, list[range]] = {}
-    for side, part in sides.items():
-        width = min(replica_gpus(part), d.node.host_gpus)
-        starts = range(first, first + _node_replicas(part) * width, width)
+    for side, of in sides.items():
+        width = min(replica_gpus(of), d.node.host_gpus)
+        starts = range(first, first + _node_replicas(of) * width, width)
         gpu_sets[side] = [range(start, start + width) for start in starts]
         first = starts.stop if is_one_node else 0
     launches, _ = _launches_of(d)
-    for engine, side, launch in ((e, s, x) for e, both in launches.items() for s, x in zip(sides, both, strict=True)):
-        part, sets = sides[side], gpu_sets[side]
-        title = f"{name}: {d.name}, the {side} side, {degrees(part)}, on {part.hardware}."
+    for engine, side, launch in ((e, s, one) for e, of in launches.items() for s, one in zip(sides, of, strict=True)):
+        of, sets = sides[side], gpu_sets[side]
+        title = f"{name}: {d.name}, the {side} side, {degrees(of)}, on {of.hardware}."
         if not is_one_node:
             title += (
-                f" A node has {len(sets)} of its {part.parallel.replicas} replicas: run this on each node, with HOST= "
+                f" A node has {len(sets)} of its {of.parallel.replicas} replicas: run this on each node, with HOST= "
                 "its address."
             )
         port, channel = (PREFILL_PORT, PREFILL_CHANNEL) if side == "prefill" else (DECODE_PORT, DECODE_CHANNEL)

@@ -129,9 +129,9 @@ class Scenario(Section):
 
     def of_decode_side(self) -> Self:
         """Return a copy in which the deployment has the GPU, node, costs and degrees of its decode side."""
-        deployed, side = self.deployment, self.deployment.decode_side
+        on, side = self.deployment, self.deployment.decode_side
         given = {} if side is None else {key: getattr(side, key) for key in ("gpu", "node", "cost", "tp", "pp")}
-        return self.model_copy(update={"deployment": deployed.model_copy(update=given)})
+        return self.model_copy(update={"deployment": on.model_copy(update=given)})
 
     def with_origin(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
         """Return a copy with this file, folder and notes. A scenario without a name is named like the file.

@@ -74,7 +74,7 @@ class Shard:
         if self.parallel.dp > 1 or self.parallel.redundant_experts:
             more = 1 + (self.parallel.redundant_experts or 0) / model.ffn.experts  # copies of the routed experts
             routed = [catalog.routed_weight_bytes(model, i, self.weight_dtype) for i in range(model.layers)]
-            layer = [own + moe * (more / self.parallel.dp - 1) for own, moe in zip(layer, routed, strict=True)]
+            layer = [own + of * (more / self.parallel.dp - 1) for own, of in zip(layer, routed, strict=True)]
         stages = np.array([sum(layer[a:b]) / tp for a, b in pairwise(bounds)], dtype=np.float64)
         stages += np.array(self.layers) * self._replicated_parameters() * width * (1 - 1 / tp)
         if model.encoder_layers:

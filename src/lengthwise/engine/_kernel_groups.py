@@ -106,7 +106,7 @@ def free_skipped(S, g):
 
 @jit
 def frees_contents(S, g, steps):
-    """Return whether members free blocks that may have contents at the group's step number ``steps``."""
+    """Return whether members free blocks that may have contents when the group has made so many steps."""
     params = S.params[0]
     caches = params.hybrid == 1 and params.prefix_caching == 1
     return caches and (S.groups[g].surplus != 0 or S.block_frees[g, steps % params.block_size] > 0)

@@ -536,7 +536,7 @@ def _end_async_step(S, r, now_s):
 
 @jit_cold
 def _note_uncounted_ends(S, r, f):
-    """Note the requests that end with step ``f``, which took no time, so that no other step was formed during it."""
+    """Note the requests that end with step ``f``, if no other step was formed while it ran, because it took no time."""
     g, at = S.replicas[r].idle_group, 0
     while at < S.groups[g].members:
         slot = member(S, g, at)

@@ -51,8 +51,8 @@ class State(NamedTuple):
     ``group_costs`` and ``group_sizes`` [groups, 12] (sizes of the tables, and the whole numbers of ``PackedCost``) are
     the costs of further groups of replicas.
 
-    Queues: ``queued_*`` are the heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers
-    see the counts of each replica
+    Queues: ``queued_*`` are the
+    heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers see the counts of each replica
     ``waiting``, ``running``, ``outstanding_tokens``, ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` (a
     decode side: the zeros ``no_tokens`` for the last two). ``previous_turn`` [n] is the session's previous request, and
     ``routed`` [n] the replica that the router chose; both are empty if the router does not see sessions.

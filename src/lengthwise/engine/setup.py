@@ -464,7 +464,7 @@ def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: f
 
 
 def _check_groups(deployment: Deployment) -> None:
-    """Raise PolicyError for policies that would compare replicas or requests of different groups wrongly."""
+    """Raise PolicyError for policies that compare replicas, or requests, of unlike groups by what differs."""
     if not deployment.groups:
         return
     deployment.require_like_groups()

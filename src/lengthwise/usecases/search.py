@@ -147,19 +147,19 @@ class VariantSearch:
     def _with_numbers(self, settings: dict[str, Any], shapes: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
         """Yield the configurations that ``settings`` stand for, and add the GPUs of both sides to ``shapes``."""
         question, counts = self.bench.question, (search.REPLICAS, search.DECODE_REPLICAS)
-        deployed = _with_settings(self.scenario, {k: v for k, v in settings.items() if k not in counts}).deployment
-        if (side := deployed.decode_side) is None:
+        on = _with_settings(self.scenario, {k: v for k, v in settings.items() if k not in counts}).deployment
+        if (side := on.decode_side) is None:
             alone = {key: value for key, value in settings.items() if not key.startswith(_DECODE)}
             if alone.get(search.REPLICAS) == "fill":  # a number, by which its name compares with those of splits
-                alone[search.REPLICAS] = max(1, question.max_gpus // deployed.gpus)
+                alone[search.REPLICAS] = max(1, question.max_gpus // on.gpus)
             yield alone
             return
         assert side.tp is not None  # ``decode_side`` sets both
         assert side.pp is not None
         own_side = self.scenario.deployment.decode
-        if side.gpu == deployed.gpu and (own_side is None or own_side.gpu is None):  # the same as without this setting
+        if side.gpu == on.gpu and (own_side is None or own_side.gpu is None):  # the same as without this setting
             settings = {key: value for key, value in settings.items() if key != f"{_DECODE}gpu"}
-        gpus = shapes[search.settings_key(settings)] = deployed.gpus, side.tp * side.pp
+        gpus = shapes[search.settings_key(settings)] = on.gpus, side.tp * side.pp
         is_sized = self.section.objective in search.AT_RATE
         own = ("auto", "auto") if is_sized else (self.scenario.deployment.replicas, side.replicas)
         given = [settings.get(key, number) for key, number in zip(counts, own, strict=True)]
@@ -502,7 +502,7 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
     if deployed.decode is not None and summary.hardware is not None:
         busy = [share.value for share in summary.hardware.replica_busy_share]
-        prefill, decode = (np.mean(side) for side in np.split(np.array(busy), [deployed.parallel.replicas]))
+        prefill, decode = (np.mean(of) for of in np.split(np.array(busy), [deployed.parallel.replicas]))
         beyond.insert(0, f" Steps run {prefill:.0%} of the time on prefill replicas, {decode:.0%} on decode replicas.")
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"
 
