@@ -219,8 +219,8 @@ def test_golden(toml, expected):
         (
             "slo.ttft.p95=1s",
             (
-                'slo.ttft: must be one time, such as "2s", that each request is judged by; limits on quantiles are '
-                "those of [search.limits]; it is {'p95': '1s'}"
+                'slo.ttft: must be one time for each request, such as "2s"; limits on quantiles belong to '
+                "[search.limits]. It is {'p95': '1s'}"
             ),
         ),
         ("search.limits={'ttft.p95'='-1s'}", "--set search.limits.ttft.p95: must not be negative; it is '-1s'"),

@@ -176,7 +176,7 @@ def test_other_rules_cannot_reserve_by_predicted_length():
 
 def test_bins_need_predictions():
     blind = TEXT.replace('predicted = "oracle"', "")
-    with pytest.raises(PolicyError, match="cuts predicted output lengths, and this workload has none"):
+    with pytest.raises(PolicyError, match="needs predicted output lengths, and this workload has none"):
         built({"binning": '"learned(k=4)"'}, text=blind)
 
 

@@ -91,8 +91,8 @@ def sets_kv_blocks(deployment: Deployment) -> bool:
 def memory_fraction(share: float, *, is_capped: bool, default: float = 0.0) -> float | None:
     """Return the engine's memory fraction for a simulated share of memory, or None if the engine's default holds it.
 
-    With a cap of tokens (``is_capped``), the fraction has room above the share, so that the cap decides: an engine
-    takes the smaller pool, and its fraction is of the memory that is free after loading, less than simulated.
+    If the engine also gets a cap in tokens (``is_capped``), the fraction is larger than the share, so that the cap
+    decides the size of the KV cache: the engine takes the smaller of both, and its fraction applies to less memory.
     """
     fraction = min(share + FRACTION_ROOM if is_capped else share, MAX_FRACTION)
     return None if is_capped and fraction <= default else fraction
@@ -258,13 +258,13 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
     ``keeps_budget``: the command has the simulated token budget, even if prompts are not split. ``caps_chunks``: it has
     the simulated ``long_prefill_token_threshold``. ``ranks`` are the flags of a replica that spans hosts.
     """
-    of = "a rank" if d.parallel.dp > 1 else "a replica"
+    owner = "a rank" if d.parallel.dp > 1 else "a replica"
     if sets_kv_blocks(d):
-        yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) {of}."
+        yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) {owner}."
     else:
         planner = "" if d.kv.planner == "lengthwise" else f" by the rules of {d.kv.planner}"
         yield (
-            f"{kv_tokens(d):,} tokens of KV cache {of} were planned{planner}; the engine measures its own when it "
+            f"{kv_tokens(d):,} tokens of KV cache {owner} were planned{planner}; the engine measures its own when it "
             "starts and logs them. Compare the two."
         )
     memory = policy_name(d.scheduler.memory)

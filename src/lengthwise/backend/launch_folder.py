@@ -58,7 +58,7 @@ from lengthwise.schema.workload import UNCAPPED, Workload
 PORT = 8000  # port for requests: of the only replica, or of the router in front of several
 PREFILL_PORT, DECODE_PORT = PORT + 100, PORT + 200
 PREFILL_CHANNEL, DECODE_CHANNEL = 5600, 5700  # first ports of the side channels of KV transfers
-MAX_REQUESTS = 1000  # default number of requests of a load test
+DEFAULT_REQUESTS = 1000  # of a load test
 TRACE, PLAN, DYNAMO = "trace.jsonl", "PLAN.json", "dynamo.yaml"
 _ALWAYS = frozenset({"README.md", "load-test.sh", "scenario.toml", TRACE})
 _SPLIT = tuple(f"{engine}-{part}.sh" for engine in ("vllm", "sglang") for part in ("prefill", "decode", "router"))
@@ -337,7 +337,7 @@ def load_test(
     *,
     trace: str,
     rate_rps: float,
-    num_requests: int = MAX_REQUESTS,
+    num_requests: int = DEFAULT_REQUESTS,
     base_url: str = "http://127.0.0.1:8000",
 ) -> Launch:
     """Return the command that replays a trace of the workload and measures TTFT, TPOT, ITL and latency.
@@ -408,7 +408,7 @@ def as_benchmarked(workload: Workload) -> Workload:
     return replace(workload, max_tokens=lengths, ignore_eos=ones, priority=priority)
 
 
-def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:
+def write_trace(path: Path | str, workload: Workload, num_requests: int = DEFAULT_REQUESTS) -> None:
     """Write the first requests as JSON lines for ``load_test``: a Mooncake trace with the clients' limits.
 
     Raises OutputError if that fails, and InputError if requests wait for others, which the trace cannot hold.

@@ -283,7 +283,7 @@ def _show_engines(variant: Variant) -> None:
         for key in keys:
             values = {name: one[section][key] for name, one in zip(order, defaults, strict=True)}
             if key == "enable_prefix_caching":
-                values = {name: "true" if on else "false*" for name, on in values.items()}
+                values = {name: "true" if cached else "false*" for name, cached in values.items()}
             values["here"] = getattr(getattr(variant.scenario, section), key)
             if key == "prefix_cache":  # TensorRT-LLM's is not modelled
                 refusing = ["here"] if variant.deployment.scheduler.trtllm is not None else []

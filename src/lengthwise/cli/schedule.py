@@ -49,7 +49,7 @@ def run(
 ) -> None:
     """Find the best schedule under a latency bound (RRA, WAA).
 
-    After ExeGPT: by the lengths of prompts and outputs, it chooses which GPUs prefill, in which batches and how often.
+    The method is ExeGPT's: the lengths of prompts and outputs decide which GPUs prefill, in which batches, how often.
     """
     start_s = time.monotonic()
 

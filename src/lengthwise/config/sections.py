@@ -268,8 +268,8 @@ class SpeculationTable(Section):
 class GroupSection(Section):
     """One of several groups of equal replicas behind one router, such as those of one GPU type.
 
-    A key that a group lacks has the value of [deployment] or [engine]. A group with a GPU of its own has a common node
-    of this GPU, unless it gives another.
+    A key that a group lacks has the value of [deployment] or [engine]. A group with a GPU of its own has the default
+    node of that GPU, unless it names another.
     """
 
     replicas: Replicas = 1  # of this group
@@ -508,7 +508,7 @@ class SchedulerSection(Section):
     A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object. A value with
     brackets, "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``binning`` gathers
     arrivals of similar predicted length into batches ("none" turns it off). "equal_mass(k=8)", "uniform_optimal(k=8)",
-    "exponential(k=8)" and "learned(k=8)" take the boundaries from other requests of the workload, of a trace its own.
+    "exponential(k=8)" and "learned(k=8)" take the boundaries from other requests of the workload, or from the trace.
     """
 
     policy: Text = "vllm_v1"  # named scheduler
@@ -657,7 +657,7 @@ class PredictorSection(Section):
     "oracle" returns the true lengths. Four kinds add an error to them: "lognormal_error" (``sigma`` and ``bias`` of the
     log), "bin_neighbour" (a neighbouring class, with probability ``p`` on each side), "confusion" (``matrix`` of true
     by predicted classes) and "quantised" (only the class is known). "same" predicts ``tokens`` for every request,
-    "reversed" ``pivot`` squared over the true length. "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn
+    "reversed" predicts ``pivot``**2 / true length. "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn
     from other requests of the same [workload], drawn with another seed. "model" is a trained predictor (``file``),
     "default" the predictor that comes with lengthwise.
     """

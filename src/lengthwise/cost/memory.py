@@ -149,7 +149,7 @@ def _require_experts(model: ModelSpec, parallel: Parallelism) -> None:
 
 
 def group_layers(*layers: int) -> tuple[int, ...]:
-    """Return (layers of each group, groups of each kind) for so many layers of several kinds, as vLLM groups them.
+    """Return (layers of each group, groups of each kind) for numbers of layers by kind, as vLLM groups them.
 
     A group has layers of one kind. Its size is the smallest number of layers of a kind, or the largest if that is below
     1.5 times the smallest; the last group of a kind may have fewer (vLLM 0.32, _get_kv_cache_groups_uniform_page_size).

@@ -62,10 +62,10 @@ def _normals(deployment: Deployment, draws: int) -> list[dict[_Part, float]]:
     seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
     columns = (*(part for part in PARTS if part != "shared"), "step", "front")
     designs = [design(draws, len(columns), seed + index) for index in range(2)]
-    rows = [np.stack([of[row] for of in designs]).T.tolist() for row in range(draws)]
+    rows = [np.stack([one[row] for one in designs]).T.tolist() for row in range(draws)]
     context, shared = (design(draws, 1, seed + offset)[:, 0].tolist() for offset in (2, 3))
     normals = ({(part, k): z for part, pair in zip(columns, row) for k, z in enumerate(pair)} for row in rows)  # noqa: B905
-    more = ({(CONTEXT, 0): z, ("shared", 0): of} for z, of in zip(context, shared, strict=True))
+    more = ({(CONTEXT, 0): z, ("shared", 0): shared_z} for z, shared_z in zip(context, shared, strict=True))
     return list(map(or_, normals, more))
 
 
@@ -86,7 +86,7 @@ def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[De
     made = [perturbed(side.cost, draws, int(side.gpu != deployment.gpu)) for side in sides]
     most = max(map(len, made))
     return [
-        _with_tables(deployment, [(of or [side.cost] * most)[draw] for side, of in zip(sides, made, strict=True)])
+        _with_tables(deployment, [(drawn or [side.cost] * most)[draw] for side, drawn in zip(sides, made, strict=True)])
         for draw in range(most)
     ]
 

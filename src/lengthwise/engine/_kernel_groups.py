@@ -84,7 +84,7 @@ def _count_free(S, g, q):
 
 @jit_cold
 def _pass_window(S, g, slot):
-    """Note that a member's window leaves its first block or chunk with the next step. Return its next event's step."""
+    """Note that the next step moves a member's window past a block or chunk. Return the step of its next event."""
     q, params = S.slots[slot], S.params[0]
     if params.chunked_local == 0:
         _count_free(S, g, q)

@@ -611,7 +611,7 @@ def _take_back_prompt(S, r, slot):
 def _order_by_admission(S, r, now_s, victim):
     """Sort the idle residents into ``tmp_slot`` by admission, and return their number. ``tmp_key`` has victim keys.
 
-    Without ``long_prefill_token_threshold``, the half-computed prompt is last, as a swapped request may follow it.
+    Without ``long_prefill_token_threshold``, the half-computed prompt is last, even if a swapped request came after it.
     ``tmp_tie`` is ``UNSERVED``. Later it becomes the number of blocks that a decode gets, ``IN_STEP`` for prompts of
     the step, or ``EXCLUDED`` for preempted residents, which can be no victims.
     """

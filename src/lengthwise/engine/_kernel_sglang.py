@@ -45,7 +45,7 @@ def form_as_sglang(S, r, now_s, rank):
 
 
 def no_rules(_S, _r, _now_s, _rank):
-    """Serve as the kernel's argument ``rules`` in runs whose steps policies form. The kernel never calls it."""
+    """Fill the kernel's argument ``rules`` if policies form the steps. The kernel then never calls it."""
     return 0
 
 
@@ -58,7 +58,7 @@ def lower_ratio(S, r):
 
 @jit
 def note_room(S, r, seqs):
-    """Record that a decode step evicts contents until as many free blocks are empty as it has sequences."""
+    """Record the evictions of a decode step, which needs an empty block for each of its sequences."""
     rep = S.replicas[r]
     rep.spare_blocks = min(rep.spare_blocks, rep.free_blocks - seqs)
 
@@ -563,7 +563,7 @@ def _is_short(S, r):
 
 @jit_cold
 def _order_by_output(S, r):
-    """Sort the decoding sequences into ``tmp_slot``, the first to be retracted last. Return how many there are."""
+    """Sort the decoding sequences into ``tmp_slot``, so that retractions take the last ones. Return their number."""
     rep = S.replicas[r]
     compact(S, r)
     for count in range(rep.ordered):

@@ -424,7 +424,7 @@ def end_step(S, D, r, now_s, rank, router):  # noqa: C901, PLR0912  one sequence
     if S.groups[g].members > 0:
         if S.params[0].speculates == 1:
             _end_verification(S, r, g, now_s)
-        elif flight.rests == 0:
+        elif flight.paused == 0:
             _advance_group(S, r, g, now_s)
             _finish_decodes(S, r, g, now_s)
         if rep.partials > 0 or S.groups[rep.idle_group].members > 0:

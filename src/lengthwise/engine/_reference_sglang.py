@@ -455,7 +455,7 @@ class SglangReplica:
         return admitted
 
     def _make_room(self, pages: int) -> None:
-        """Evict cached pages until so many are empty, if there are enough that no request holds."""
+        """Evict cached pages until ``pages`` are empty, if there are enough that no request holds."""
         if self.nodes_of:
             self.pool.make_room(pages)
 

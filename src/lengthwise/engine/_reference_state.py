@@ -193,7 +193,7 @@ class GroupPool:
         return GroupPrefix(tables, length, (longest,) if self.groups.full and longest > length else ())
 
     def _find_local(self, nodes: list[int]) -> tuple[int, int]:
-        """Return (blocks that local groups have found, those of them that they lack because they lie before)."""
+        """Return (how many of the nodes local groups allow, how many of these lie before the window)."""
         groups, size = self.groups, self.groups.block_size
         if not groups.local:
             return len(nodes), 0
@@ -336,7 +336,7 @@ class RadixCache:
         self.make_room(0)
 
     def make_room(self, pages: int) -> None:
-        """Evict leaves until so many pages are empty, or all have a holder or are empty."""
+        """Evict leaves until ``pages`` pages are empty, or every page is empty or has a holder."""
         while self.evictable > max(0, self.free - pages):
             leaves = [one for one in self.segments() if one.parent and not one.children and one.holders == 0]
             leaf = min(leaves, key=self._order)
@@ -737,7 +737,7 @@ class Step:
 
     Attributes:
         prompts: (request, tokens of its prompt that the step computes).
-        paused: Residents that decode, but get no token from this step, because it computes prompts (DECODES_REST).
+        paused: Residents that decode, but get no token from this step, because it computes prompts (PAUSE_DECODES).
         deferred: Requests that are out of the queue while the step is formed, because their chunks are in transfer.
         emitting: Under asynchronous scheduling, requests that get a token when the step ends.
         finishing: Those of ``emitting`` for which it is the last token.

@@ -106,8 +106,8 @@ def deploy(
         max_len = limits.max_model_len
     kv = costs.plan_memory(model, gpu, parallel, limits, max_len, memory_planner, num_blocks, hybrid=hybrid)
     if speculation is not None:
-        on = (gpu, node, parallel, limits)
-        speculation, kv = _with_drafter(speculation, kv, model, on, cost, max_len, is_given=num_blocks is not None)
+        target = (gpu, node, parallel, limits)
+        speculation, kv = _with_drafter(speculation, kv, model, target, cost, max_len, is_given=num_blocks is not None)
         kv_tokens = kv.num_blocks * kv.block_size
         if limits.max_model_len is not None and kv_tokens < max_len:
             raise InputError(
@@ -147,14 +147,14 @@ def _with_drafter(
     chosen: Speculation,
     kv: KvPlan,
     model: ModelSpec,
-    on: tuple[GpuSpec, NodeSpec, Parallelism, EngineLimits],
+    target: tuple[GpuSpec, NodeSpec, Parallelism, EngineLimits],
     cost: str | CostTables,
     max_model_len: int,
     *,
     is_given: bool,
 ) -> tuple[Speculation, KvPlan]:
     """Return the settings with the drafter's costs, and the memory with the drafter in it, unless it ``is_given``."""
-    gpu, node, parallel, limits = on
+    gpu, node, parallel, limits = target
     if chosen.method == "ngram":
         return chosen, kv
     if chosen.method != "draft_model":

@@ -179,8 +179,8 @@ first."""
 storage_t = _record("chunks oldest newest")
 """A row of ``State.stored``: its number of ``chunks``, and the ends of their list, -1 if it is empty."""
 
-flight_t = _record("group rests prompts tokens decodes prompt_tokens outputs", "end_s")
-"""A step in flight. ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts. Under
+flight_t = _record("group paused prompts tokens decodes prompt_tokens outputs", "end_s")
+"""A step in flight. ``paused`` is 1 if the decodes of ``group`` pause while the step computes its prompts. Under
 asynchronous scheduling, its decodes get ``tokens`` tokens when it ends, and ``State.prompt_chunk`` is 1 for a chunk
 that completes its prompt, and 0 for any other. With
 data-parallel ranks ``end_s`` is when the rank alone would be ready, until the step of all ranks starts, which needs

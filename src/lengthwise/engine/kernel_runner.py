@@ -47,9 +47,9 @@ class State(NamedTuple):
     """The state of a run. ``new_state`` gives the shapes, and ``kernel_layout`` describes the records.
 
     Costs: ``cost``, ``other`` for the pipeline stages whose ``stage_other`` is 1, and ``shared`` [T+1, 1] for what
-    data-parallel ranks compute together in a layer, which continues with ``shared_slope`` [1]. ``group_costs`` and
-    ``group_sizes`` [groups, 12] (sizes of the tables, and the whole numbers of ``PackedCost``) are those of further
-    groups of replicas.
+    data-parallel ranks compute together in a layer; beyond its last row it grows by ``shared_slope`` [1] a token.
+    ``group_costs`` and ``group_sizes`` [groups, 12] (sizes of the tables, and the whole numbers of ``PackedCost``) are
+    the costs of further groups of replicas.
 
     Queues: ``queued_*`` are the
     heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers see the counts of each replica
@@ -59,10 +59,10 @@ class State(NamedTuple):
 
     Prefix caches: ``cached`` has each replica's blocks with contents, and ``cache_table`` finds them by node; in a
     radix tree these are ``segments``, and ``leaves`` is the heap of the evictable ones. Block k of request i is
-    ``request_blocks[request_blocks_start[i] + k]``; with G KV cache groups, that of block k in group g is at k G + g.
+    ``request_blocks[request_blocks_start[i] + k]``; with G KV cache groups, block b of group g has k = b G + g.
     ``tiers`` [replicas] and ``offloads`` [n] are the state of the CPU memory behind the prefix caches
     (``_kernel_tiers``): a chunk can be read from ``chunk_ready_s`` on, a transfer uses
-    it until ``chunk_busy_until_s``, and blocks with a nonzero ``is_used`` count as used when their request ends.
+    it until ``chunk_busy_until_s``. When a request ends, its chunks with a nonzero ``is_used`` become the last used.
     ``storages`` and ``stored``, by node, are the storage behind the CPU memory. ``loading`` has slots of requests with
     a load, and ``deferred`` slots of those that are out of the queue while a step is formed.
 

@@ -679,7 +679,7 @@ class Reference:
                 self._note_overdue_time(rep.queue, q)
         if not step.seqs:
             self._take_decodes(rep, step, flags, tokens)
-        if step.prompts and not step.decodes and flags & contracts.DECODES_REST:
+        if step.prompts and not step.decodes and flags & contracts.PAUSE_DECODES:
             step.paused = [q for q in rep.idle if q.decoding]
             rep.idle = [q for q in rep.idle if not q.decoding]
         return step

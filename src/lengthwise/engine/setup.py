@@ -149,7 +149,7 @@ class Params:
             ``max_prefill_tokens``, ``enable_mixed_chunk`` and ``schedule_conservativeness``.
         schedule_policy: Position of SGLang's order of the queue in ``SCHEDULE_POLICIES``.
         shuffle_seed: Seed of its order "random", below 2^31.
-        refreshes_prefixes: Whether prefixes of waiting requests count as used every so many passes (SGLang's "lru").
+        refreshes_prefixes: Whether prefixes of waiting requests count as used at regular passes (SGLang's "lru").
         chunked_prefill_size: Maximum prompt tokens of a step, a multiple of block_size; 0: prompts are not divided.
         clip_tokens: Maximum output tokens for which SGLang's own admission reserves memory; 0 with ``reserve``.
         reserve: Whether memory is reserved by predicted length (``policy.reservation``).

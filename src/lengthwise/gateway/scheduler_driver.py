@@ -108,8 +108,7 @@ class Ticket:
     async def on_queue_full(self, refusal: Refusal, retry_after_s: float = 0.0) -> Ticket:
         """Queue the request again and wait, because the engine reported a full queue, which is no failure.
 
-        A report counts if its engine has accepted another request since it last reported a full queue to this one.
-        Raises NotServedError with ``refusal`` at the third report that counts, from whichever engines.
+        Raises NotServedError with ``refusal`` if ``Scheduler.on_queue_full`` decides that the request must end.
         """
         now_s = self._now_s()
         if not self._driver.scheduler.on_queue_full(now_s, self.current_worker, self.request.id, retry_after_s):

@@ -76,7 +76,7 @@ RESTART_AS_DECODE = 64
 """If a request is preempted within its prompt, the computed part becomes its prompt, the rest its output (Vidur)."""
 ONE_BATCH = 128
 """Only requests of one completed bin are admitted together (Multi-Bin Batching)."""
-DECODES_REST = 256
+PAUSE_DECODES = 256
 """Idle decodes join a step with prompts but are not computed, so that a micro-batch stays together (ExeGPT)."""
 NEW_PHASE = 512
 """``phase_steps`` and ``phase_rounds`` count from this step on."""
@@ -197,8 +197,8 @@ def batching(function: Function) -> Policy:
     It returns three whole numbers: how many waiting requests may be admitted, how many tokens the step may have
     (decodes count first, prompts share the rest), and the sum of flags. Flags are CHUNKED, PADDED, DECODES_WAIT,
     RESERVE_BLOCK; for Vidur's rules ADMIT_AFTER_PREEMPTION, FORM_ONCE, RESTART_AS_DECODE; for Multi-Bin ONE_BATCH; for
-    phases DECODES_REST, NEW_PHASE, ONE_BY_ONE; for micro-batches UNIFORM_SHARES. ``decodes`` and ``prefills`` count the
-    idle residents, ``in_flight`` the steps in the pipeline of ``stages`` stages. ``steps_since_admit`` and
+    phases PAUSE_DECODES, NEW_PHASE, ONE_BY_ONE; for micro-batches UNIFORM_SHARES. ``decodes`` and ``prefills`` count
+    the idle residents, ``in_flight`` the steps in the pipeline of ``stages`` stages. ``steps_since_admit`` and
     ``ended_since_admit`` count the steps and the requests that ended since admissions were last allowed.
     ``phase_steps`` counts the steps since the last NEW_PHASE, and ``phase_rounds`` how often all micro-batches have run
     since the last step with prompts. With ONE_BY_ONE, ``step_prompts`` and ``step_tokens`` count the prompts in the

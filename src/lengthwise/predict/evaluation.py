@@ -391,15 +391,15 @@ def explainable_variance(
 
     count = sums(np.ones(len(length)))
     moments = [(sums(values), sums(values**2)) for values in (length, np.log(length))]
-    parts = [_variances(count, *of, np.ones(len(texts))) for of in moments]
+    parts = [_variances(count, *moment, np.ones(len(texts))) for moment in moments]
     good = np.isfinite(parts[0][0]) & np.isfinite(parts[0][1])
     if not good.any():
         raise InputError("a run with several samples of at least two prompts is needed; there is none")
     rng, n = np.random.default_rng(seed), len(texts)
     weights = [np.bincount(rng.integers(0, n, n), minlength=n).astype(float) for _ in range(draws)]
     shares = []
-    for part, of in zip(parts, moments, strict=True):
-        drawn = [_between_share(*_variances(count, *of, w)) for w in weights]
+    for part, moment in zip(parts, moments, strict=True):
+        drawn = [_between_share(*_variances(count, *moment, w)) for w in weights]
         shares.append(Estimate(_between_share(*part), 1.96 * float(np.std(drawn))))
     of_run: dict[str, tuple[float, float]] = {}
     for i in np.flatnonzero(good):

@@ -88,7 +88,7 @@ METADATA = {  # labels of what ran
     "cost_source": "Cost model",
 }
 SHOWN_LATENCIES = ("ttft", "tbt", "tpot", "jct")
-LISTED = 3  # so many different workloads or SLOs are spelled out in the header
+LISTED = 3  # different workloads or SLOs that the header spells out
 TOTAL_POINTS = 2400
 """Points of a figure over all variants: curves of many variants get fewer points each, which bounds the page's size."""
 

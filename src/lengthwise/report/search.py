@@ -20,10 +20,10 @@ from lengthwise.schema.files import write_atomic
 from lengthwise.schema.metric_names import Metric, metric_of, scale
 from lengthwise.schema.plan import Choice, Plan, Point, Status, Study, Trade, limit_text
 
-BARS = 6  # so many of the ranking are drawn next to the answer
-NAMED = 4  # so many tied configurations and reasons are named
-SHOWN = 500  # so many simulated configurations are on the page, of all questions together
-LISTED = 500  # so many rejected or pruned ones are listed; the table of reasons counts all
+BARS = 6  # configurations of the ranking that are drawn next to the answer
+NAMED = 4  # tied configurations and reasons that are named
+SHOWN = 500  # simulated configurations on the page, of all questions together
+LISTED = 500  # rejected or pruned configurations that are listed; the table of reasons counts all
 DOLLARS = "$\N{NARROW NO-BREAK SPACE}"
 INFINITE = 1e300  # stands for infinity, which JSON does not have
 LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "gpus"}
@@ -68,7 +68,7 @@ def _simulated(plan: Plan) -> list[int]:
 
 
 def _shown(plan: Plan, limit: int) -> list[int]:
-    """Return indices of at most ``limit`` choices: the best, then choices of frontiers and shifts, then others."""
+    """Return indices of at most ``limit`` choices: the best, those of fronts and of other limits, then others."""
     named = {trade.choice for trades in plan.frontiers.values() for trade in trades} | {s.choice for s in plan.shifts}
     is_other = {i: i > 0 and named.isdisjoint((plan.choices[i].name, plan.choices[i].key)) for i in _simulated(plan)}
     return sorted(sorted(is_other, key=lambda i: (is_other[i], i))[:limit])

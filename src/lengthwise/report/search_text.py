@@ -223,7 +223,7 @@ def miss_text(miss: Miss) -> str:
     )
 
 
-LIMIT_COLUMNS = 3  # so many limits have a column in a terminal
+LIMIT_COLUMNS = 3  # limits that have a column in a terminal
 GROUPS = 8
 
 
@@ -365,4 +365,4 @@ def swap_ratios(study: Study) -> list[list[float | None]]:
     """
     ratios = {(swap.optimum_of, swap.used_for): swap.ratio for swap in study.swaps}
     names = [plan.name for plan in study.plans]
-    return [[ratios.get((of, used), 1.0 if of == used else None) for used in names] for of in names]
+    return [[ratios.get((best, used), 1.0 if best == used else None) for used in names] for best in names]

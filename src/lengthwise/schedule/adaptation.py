@@ -1,9 +1,9 @@
 """Replanning of a deployed schedule after lengths have changed (ExeGPT, section 7.6).
 
 The schedule may stay, change its batches and phases (which takes no time), or load another layout (which takes the
-seconds of ``redeployment``). The best option meets the bound and serves the most requests until a horizon. If the
-deployed schedule still meets the bound, another one replaces it only if it serves noticeably more requests by then. If
-not, the best schedule that meets the bound replaces it, provided that its weights load before the horizon.
+seconds of ``redeployment``). The best option meets the bound and serves the most requests until a horizon. While the
+deployed schedule meets the bound, the best option replaces it only if it serves more requests by more than a minimum
+gain. Once the deployed schedule misses the bound, the best option replaces it if its weights load before the horizon.
 
 Replanning tightens the bound by a margin: the smallest margin with which the new schedule would meet the real bound
 after one more change of the same size. If no margin suffices, or it costs too much throughput, the planner assumes a
@@ -120,8 +120,8 @@ def lengths_since(task: TaskLengths, alarm: Alarm, max_model_len: int) -> TaskLe
     """Estimate the lengths after an alarm, for a model that accepts ``max_model_len`` tokens per request.
 
     The alarm's requests determine the lengths of each watched side (prompts, outputs). ``MIN_COUNTED_REQUESTS`` or more
-    give their empirical distribution. Fewer give the planned shape at their mean and standard deviation, if the side
-    changed or has an evidence of at least 1. Otherwise the side stays as planned.
+    give their empirical distribution. Fewer give the planned shape at their mean and standard deviation, if the alarm
+    names the side or its test has evidence (``Alarm.evidence``) of at least 1. Otherwise the side stays as planned.
     """
 
     def since(side: str, pmf: Floats, tokens: Ints) -> Floats:

@@ -299,9 +299,9 @@ def scheduler_of(system: System, prompt_parts: int) -> Scheduler:
 class _StaticSystem(SystemSimulator):
     def sweeps(self) -> list[list[Sweep]]:
         found = []
-        for of in replicas_of(self.setting):
-            parts = dict.fromkeys(of.pp * part if of.pp > 1 else 1 for part in self.system.parts)
-            found.append([Sweep(of, 0, number) for number in parts])
+        for own in replicas_of(self.setting):
+            parts = dict.fromkeys(own.pp * part if own.pp > 1 else 1 for part in self.system.parts)
+            found.append([Sweep(own, 0, number) for number in parts])
         return found
 
     def max_batch(self, sweep: Sweep) -> int:
@@ -337,7 +337,7 @@ class _ContinuousSystem(SystemSimulator):
         budgets = self.system.budgets
         if not self.system.is_chunked and budgets != (0,):
             budgets = tuple(max(budget, self.setting.task.max_prompt_tokens) for budget in budgets)
-        return [[Sweep(of, budget, of.pp) for budget in dict.fromkeys(budgets)] for of in replicas_of(self.setting)]
+        return [[Sweep(own, budget, own.pp) for budget in dict.fromkeys(budgets)] for own in replicas_of(self.setting)]
 
     def max_batch(self, sweep: Sweep) -> int:
         blocks, longest = self._blocks(sweep, 1), max_request_blocks(self.setting)
@@ -384,12 +384,12 @@ class DisaggregatedSystem(SystemSimulator):
         The prefill replicas have the fastest layout for prompts, or the layout of the decode replicas.
         """
         divisions, usual, found = replicas_of(self.setting), self.system.budgets[0], []
-        for of in divisions:
-            if of.replicas > 1:
-                equal = [one for one in divisions if one.tp * one.pp == of.tp * of.pp]
+        for own in divisions:
+            if own.replicas > 1:
+                equal = [one for one in divisions if one.tp * one.pp == own.tp * own.pp]
                 fastest = max(equal, key=lambda one: self.prefill_rps(one, usual))
-                prefills = dict.fromkeys([fastest, of] if self.prefill_rps(fastest, usual) else [of])
-                found.append([Sweep(of, budget, of.pp, one) for budget in self.system.budgets for one in prefills])
+                prefills = dict.fromkeys([fastest, own] if self.prefill_rps(fastest, usual) else [own])
+                found.append([Sweep(own, budget, own.pp, one) for budget in self.system.budgets for one in prefills])
         return found
 
     def max_batch(self, sweep: Sweep) -> int:

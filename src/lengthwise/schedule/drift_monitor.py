@@ -73,7 +73,7 @@ class Evidence:
 
 
 def _reserve(blocks: int) -> float:
-    """Return the part of the initial unit that is not yet bet after so many blocks. It falls as 1 / log(blocks + e)."""
+    """Return the part of the initial unit that is not bet yet after ``blocks`` blocks: 1 / log(blocks + e)."""
     return 1.0 / math.log(blocks + math.e)
 
 

@@ -131,7 +131,7 @@ class Speculation:
         return 1.0 + self.hit_rate * float(self.survival.sum())
 
     def drafts_by_seqs(self, max_num_seqs: int) -> npt.NDArray[np.int64]:
-        """Return [max_num_seqs + 1] the number of tokens that the drafter proposes after a step of so many sequences.
+        """Return [max_num_seqs + 1] the number of tokens that the drafter proposes, by sequences of the step before.
 
         Between and after the ranges of ``per_batch_size`` the range before continues, as in vLLM.
         """

@@ -115,10 +115,10 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
             MeanWork(decoded, decoded, decoded, read, read, 0.0),
         ]
     rates, jct_s = [], float(transfer_s.mean())
-    for side, of, work in zip(sides, stages, works, strict=True):
+    for side, stages_of, work in zip(sides, stages, works, strict=True):
         rate, per_step = math.inf, 0.0
         if work.tokens:  # otherwise no request decodes
-            rate, per_step = of.rate(work, _completions_per_step(side, work, limits, of.through_s))
+            rate, per_step = stages_of.rate(work, _completions_per_step(side, work, limits, stages_of.through_s))
             jct_s += (work.decodes if side is sides[-1] else 1.0) * per_step / rate * side.parallel.pp
         rates.append(rate * side.parallel.ranks)
     parts = {"replicas": rates[0]} if decode is None else _parts(deployment, rates, decoded, float(transfer_s.mean()))
@@ -153,12 +153,12 @@ def _mixed_ceiling(deployment: Deployment, requests: Workload, limits: tuple[Lim
     if not is_admitted.any():
         return Ceiling(math.inf, isolated[1], 0.0, impossible)
     c, d = computed.astype(np.float64), output.astype(np.float64) - 1
-    means = [float(of.mean()) for of in (c + d, d + 1, c * d + d * (d - 1) / 2)]
+    means = [float(work.mean()) for work in (c + d, d + 1, c * d + d * (d - 1) / 2)]
     shares = [(a, b, 1 - a - b) for a in WEIGHTS for b in WEIGHTS if a + b <= 1]
     weights = np.array([[share / mean for share, mean in zip(one, means, strict=True)] for one in shares if means[2]])
     if not means[2]:  # no output has a second token
         weights = np.array([[a / means[0], (1 - a) / means[1], 0.0] for a in WEIGHTS])
-    added = [_weighted_work(group, of, weights) for group, of in zip(groups, stages, strict=True)]
+    added = [_weighted_work(group, one, weights) for group, one in zip(groups, stages, strict=True)]
     rate_rps = np.sum(added, axis=0).min()
     parts = {
         f"group {number}, {group.parallel.replicas} x {group.gpu.name}": one.parts["replicas"]

@@ -23,7 +23,7 @@ from lengthwise.schema.plan import Limit, Point
 from lengthwise.search import Capacity
 from lengthwise.usecases.requests import search_load
 from lengthwise.usecases.simulate import MAX_LOGGED_STEPS, front_note, group_text, slo_of
-from lengthwise.usecases.variants import deployment, located, unchecked_tables_note
+from lengthwise.usecases.variants import deployment, location_note, unchecked_tables_note
 
 Progress = Callable[[int, int], None]
 _SIDES = {"ttft": "prefill", "queueing_delay": "prefill", "tpot": "decode", "tbt": "decode"}
@@ -105,7 +105,7 @@ def capacities(
     progress(0, len(effective))
     with ThreadPoolExecutor(jobs or search.available_cpus()) as pool:
         for expanded in effective:
-            with located(scenario, expanded):
+            with location_note(scenario, expanded):
                 found.append(capacity_of(expanded, pool))
             progress(len(found), len(effective))
     return found

@@ -17,7 +17,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.search import ceiling
-from lengthwise.usecases.variants import Variant, engine_noted
+from lengthwise.usecases.variants import Variant, engine_note
 
 BOUNDS = ("compute", "memory", "network", "latency")
 REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
@@ -153,7 +153,7 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     """
     deployed, requests = variant.deployment, variant.workload(seed)
     deployed.require_no_speculation("explain")
-    with engine_noted(variant.scenario):
+    with engine_note(variant.scenario):
         deployed.require_known_rules(requests)
     if deployed.decode is None:
         return _explained(variant, deployed, requests)

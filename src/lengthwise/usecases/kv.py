@@ -550,7 +550,7 @@ class _LoadOrCompute:
         return self.blocks * self._kv.block_size
 
     def saved_s(self, deployment: Deployment, blocks: Ints) -> Floats:
-        """Return the seconds that a request saves if it need not compute a prefix of so many blocks."""
+        """Return the seconds that a request saves if it need not compute a prefix of ``blocks`` blocks."""
         prefix = blocks * self._kv.block_size
         return _saved_s(deployment, prefix + self._new_tokens, prefix)
 

@@ -38,7 +38,7 @@ from lengthwise.search.workers import Workers
 from lengthwise.usecases import simulate
 from lengthwise.usecases.requests import DEFAULT_REQUESTS, Sharing, own_rate, search_load, sharing_of
 from lengthwise.usecases.simulate import slo_of
-from lengthwise.usecases.variants import TABLES, build, deployment, located, unchecked_tables_note
+from lengthwise.usecases.variants import TABLES, build, deployment, location_note, unchecked_tables_note
 
 EXPLAINED_REQUESTS, EXPLAINED_STEPS = 4000, 1_000_000  # of the run that shows which resource limits a choice
 CLAIM_REQUESTS, CLAIM_S, CLAIM_SEEDS = 2000, 200.0, 5
@@ -76,11 +76,11 @@ class VariantSearch:
         return Space({search.REPLICAS: (replicas,)} | dict(space.axes), space.any_of)
 
     def candidates(self) -> list[dict[str, Any]]:
-        """Return the configurations of the space; where prefill and decode are separate, with both numbers of replicas.
+        """Return the configurations of the space.
 
-        There a number "fill" stands for those of each split of ``max_gpus`` that has no room for another replica of
-        this side, "auto" for all that fit. Raises InputError if decode replicas have settings but are in no
-        configuration, or if all configurations have them and not even one replica of each side fits.
+        Configurations with separate prefill and decode replicas have a number of each; ``_splits`` gives those that
+        "fill" and "auto" stand for. Raises InputError if decode replicas have settings but are in no configuration, or
+        if all configurations have them and not even one replica of each side fits.
         """
         found, keys = search.checked(self.space).candidates(), self.space.values()
         if self.section.mixtures:
@@ -185,9 +185,10 @@ def _is_of_group(key: str) -> bool:
 
 
 def _splits(given: Sequence[Any], gpus: tuple[int, int], max_gpus: int) -> Iterator[tuple[int, int]]:
-    """Yield numbers of prefill and decode replicas: the ``given`` ones, and those for "fill" and "auto".
+    """Yield pairs of numbers: of prefill replicas, of decode replicas. ``given`` has a number or a word for each side.
 
-    ``gpus`` are those of one replica of each side. Without room for any, one replica of each side is yielded.
+    "auto" stands for all numbers that fit in ``max_gpus``, "fill" for those that leave no room for another replica of
+    their side. If none fits, they stand for 1. ``gpus`` are the GPUs of one replica of each side.
     """
 
     def numbers(of: int, free: int) -> Iterable[int]:
@@ -205,7 +206,7 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
     """Return the searches of a scenario, one for each variant."""
     found = []
     for expanded in scenario.variant_scenarios():
-        with located(scenario, expanded):
+        with location_note(scenario, expanded):
             if (section := expanded.search) is None:
                 raise InputError(
                     "a search needs a table [search] with a space, such as: [search.space] gpu = "
@@ -239,13 +240,13 @@ def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
     """Raise InputError if one file of cost tables would be used for several models, GPUs, degrees or data types."""
     found: defaultdict[str, dict[str, dict[str, None]]] = defaultdict(lambda: {key: {} for key in _TABLES_KEYS})
     for axes in space.alternatives():
-        on = {
+        values = {
             key: axes.get(f"deployment.{key}", (getattr(scenario.deployment, key),)) for key in ("cost", *_TABLES_KEYS)
         }
-        for source in on["cost"]:
+        for source in values["cost"]:
             if str(source).startswith(TABLES):
                 for key, known in found[source].items():
-                    known.update(dict.fromkeys(map(str, on[key])))
+                    known.update(dict.fromkeys(map(str, values[key])))
     for source, keys in found.items():
         if several := [f"{key} {', '.join(known)}" for key, known in keys.items() if len(known) > 1]:
             raise InputError(
@@ -256,7 +257,7 @@ def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
 
 
 def _require_blocks_of_one_size(scenario: Scenario, space: Space) -> None:
-    """Raise InputError if one number of KV blocks would be of blocks of several sizes, as engines have them."""
+    """Raise InputError if configurations have one number of KV blocks but engines whose blocks differ in size."""
     found: defaultdict[int, dict[int, str]] = defaultdict(dict)  # tokens of a block, by number of blocks
     for axes in space.alternatives():
         keys = [key for key in ("engine.name", "engine.block_size", "deployment.num_blocks") if key in axes]
@@ -509,10 +510,10 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
 def scenario_of_choice(requested: VariantSearch, choice: Choice) -> Scenario:
     """Return the scenario that simulates a choice at its operating point, for ``lengthwise simulate``."""
     scenario = _with_settings(requested.scenario, choice.settings)
-    on = scenario.deployment
+    deployed = scenario.deployment
     over: dict[str, Any] = {}
-    if on.decode_side is None and not on.groups:
-        over = {"deployment": {"replicas": max(1, choice.gpus // (on.gpus // on.replicas))}}
+    if deployed.decode_side is None and not deployed.groups:
+        over = {"deployment": {"replicas": max(1, choice.gpus // (deployed.gpus // deployed.replicas))}}
     if requested.is_offline:
         over["workload"] = {"arrivals": {"kind": "all_at_once"}, "num_requests": requested.bench.question.requests}
     elif choice.at is not None:
@@ -554,8 +555,8 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1,
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
-            for title, of in chosen.items():
-                _write_launch(Path(new) / title, *of)
+            for title, ranked in chosen.items():
+                _write_launch(Path(new) / title, *ranked)
             backend.remove_launches(folder)  # only now, as a folder may have failed
             for title in chosen:
                 (Path(new) / title).rename(folder / title)
@@ -579,7 +580,7 @@ def _write_launch(place: Path, requested: VariantSearch, found: Plan, choice: Ch
     if workload.after is not None:
         workload = _as_sent(workload, variant.deployment, claimed.run.seed)
     ramp_s = 0.0 if choice.at is None else choice.at.value("jct.p99")
-    sent = backend.MAX_REQUESTS
+    sent = backend.DEFAULT_REQUESTS
     if math.isfinite(ramp_s) and choice.at is not None and math.isfinite(choice.at.rate_rps):
         sent = max(sent, math.ceil(2 * ramp_s * choice.at.rate_rps))  # a steady part as long as the ramp
     workload = workload.take(np.arange(min(sent, len(workload))))
@@ -596,9 +597,9 @@ def _write_launch(place: Path, requested: VariantSearch, found: Plan, choice: Ch
 
 
 def _claim_scenario(requested: VariantSearch, choice: Choice) -> Scenario:
-    """Return the scenario that repeats the claim, with enough requests and seeds, and a search's warm-up and end.
+    """Return the scenario that repeats the claim: with enough requests and seeds, and a warm-up as in the search.
 
-    Sessions end the run with their last start, since the rate falls from then on.
+    With sessions, the run ends when the last session starts, because the rate falls from then on.
     """
     scenario, load = scenario_of_choice(requested, choice), requested.bench.load
     section, seeds = scenario.workload, max(scenario.run.seeds, CLAIM_SEEDS)
@@ -620,7 +621,7 @@ def _claim_scenario(requested: VariantSearch, choice: Choice) -> Scenario:
 def _as_sent(workload: Workload, deployment: Deployment, seed: int) -> Workload:
     """Return the requests in the order in which a simulation sends them, for a client that knows no dependencies.
 
-    Their prompts share all full blocks of earlier turns, prompt and output.
+    A prompt shares the full blocks of the earlier turns of its session, of their prompts and of their outputs.
     """
     sent_s = engine.simulate(workload, deployment, seed=seed, max_log_steps=0).requests.arrival_s
     size = workload.prefixes.block_tokens if workload.prefixes is not None else deployment.limits.block_size

@@ -23,11 +23,11 @@ from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.report.result import Result
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, Scheduler
-from lengthwise.schema.errors import noted
+from lengthwise.schema.errors import error_note
 from lengthwise.schema.records import SIMULATED, Records, RunResult, Status, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.search.workers import available_cpus, threads
-from lengthwise.usecases.variants import Variant, build, engine_noted, unchecked_tables_note
+from lengthwise.usecases.variants import Variant, build, engine_note, unchecked_tables_note
 
 BUSY_FRONT = 0.7  # utilization of the front end above which its queue grows fast
 MAX_LOGGED_STEPS = 4_000_000  # for a timeline, or to find step times beyond the measured ones
@@ -307,7 +307,7 @@ def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
 def _simulated(variant: Variant, seed: int, *, with_records: bool = False, **logs: Any) -> _Run:
     """Simulate one seed. Records are only returned if requested, because records of many seeds fill the memory."""
     settings = variant.scenario.run
-    with noted(f"in the run of {variant.name!r} with seed {seed}"), engine_noted(variant.scenario):
+    with error_note(f"in the run of {variant.name!r} with seed {seed}"), engine_note(variant.scenario):
         workload = variant.workload(seed)
         records = engine.simulate(
             workload, variant.deployment, seed=seed, time_limit_s=settings.time_limit_s, strict=settings.strict, **logs

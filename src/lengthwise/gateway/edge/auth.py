@@ -165,8 +165,8 @@ class Charge:
     """Charges the tokens of one request to the quotas of its key.
 
     A call charges the predicted tokens. The end of the ``with`` block corrects the charge to the generated tokens, or
-    to their estimate if the client left before any was counted. Otherwise a client that always leaves would not pay.
-    The prompt is corrected to what the engine reports.
+    to ``Worker.unseen_tokens`` if the client left before any was counted, so that leaving early is not free. The prompt
+    is corrected to what the engine reports.
     """
 
     def __init__(self, caller: Caller, clock: Clock, headers: list[tuple[bytes, bytes]]) -> None:
