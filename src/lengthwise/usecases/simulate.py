@@ -115,7 +115,7 @@ def group_notes(records: Records, deployment: Deployment) -> list[str]:
     """Return a sentence for each group of replicas: what it served, how fast, at what price and model error."""
     notes, requests = [], records.requests
     mean = float(requests.prompt_tokens.mean()), max(1.0, float(requests.output_tokens.mean()))
-    for number, (own, group) in enumerate(metrics.by_group(records, deployment) if deployment.groups else (), 1):
+    for number, (own, group) in enumerate(metrics.by_group(records, deployment) if deployment.groups else ()):
         r = own.requests
         share = len(r.status) / max(1, len(records.requests.status))
         ttft_s, tpot_s = (metrics.request_column(r, name) for name in ("ttft_s", "tpot_s"))
