@@ -108,12 +108,23 @@ def test_an_engine_requests_a_core_for_each_process_and_memory_for_each_gpu(opti
     assert pod["volumes"][0]["emptyDir"]["sizeLimit"] == "8Gi"
 
 
-def test_every_container_requests_cpus_and_memory():
-    for d in (split(), groups(), spanning()):
-        for resource in yaml.safe_load_all(kubernetes_manifest(d, name="chat")):
-            for found in re.findall(r"'containers': \[\{.*?\}\]", str(resource)):
-                assert found.count("'cpu':") == 1
-                assert found.count("'memory':") == 2
+def containers(value):
+    """Yield every container of a resource."""
+    if isinstance(value, dict):
+        yield from value.get("containers", ())
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from containers(inner)
+
+
+@pytest.mark.parametrize("name", ["split", "groups", "spanning"])
+def test_every_container_requests_cpus_and_memory(name):
+    resources = list(yaml.safe_load_all(kubernetes_manifest(globals()[name](), name="chat")))
+    found = [one["resources"] for one in containers(resources)]
+    assert len(found) == {"split": 3, "groups": 3, "spanning": 2}[name]
+    for one in found:
+        assert set(one["requests"]) == {"cpu", "memory"}
+        assert "memory" in one["limits"]
+        assert "cpu" not in one["limits"]
 
 
 def test_a_misspelt_field_would_be_seen():

@@ -48,9 +48,9 @@ CPUS_PER_PROCESS, REQUEST_GIB, LIMIT_GIB = 2, 16, 32
 _RESOURCES_REMARK = (
     f"CPUs and memory are defaults to change. An engine's pod requests {CPUS_PER_PROCESS} CPUs, a core, for each of "
     "its processes: API server, engine core (SGLang: detokenizer) and a worker for each GPU, with dp the first two for "
-    "each rank; vLLM's documentation names this as the minimum. A limit of CPUs would pause the engine within a step, "
-    f"so there is none. It requests {REQUEST_GIB} GiB of memory for each GPU and may use {LIMIT_GIB}, as in the Helm "
-    "chart of vLLM's production stack, besides CPU memory behind the prefix cache."
+    "each rank, and a coordinator; vLLM's documentation names this as the minimum. A limit of CPUs would pause the "
+    f"engine within a step, so there is none. It requests {REQUEST_GIB} GiB of memory for each GPU and may use "
+    f"{LIMIT_GIB}, as in the Helm chart of vLLM's production stack, besides CPU memory behind the prefix cache."
 )
 ROUTER_RESOURCES = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
 GATEWAY_IMAGE = "lengthwise-gateway:0.1.0"

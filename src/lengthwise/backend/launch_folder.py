@@ -690,8 +690,7 @@ def _scripts_of_parts(d: Deployment, name: str) -> dict[str, str]:
         texts[f"{engine}-{role}.sh"] = _part_script(title, launch, sets, ports[role], None if d.groups else channel)
     if d.groups:
         return texts | _gateway_files(d, gpu_sets, ports)
-    sides = parts
-    policy, other = map(router_policy, sides.values())
+    policy, other = map(router_policy, parts.values())
     note = f"The decode side was behind a {other} router; the command has one policy for both sides."
     notes, (prefills, decodes) = (note,) if other != policy else (), map(len, gpu_sets.values())
     for engine in launches:

@@ -144,15 +144,12 @@ def simulated(plan: Plan) -> list[tuple[int, Choice]]:
 
 
 def hardware_text(plan: Plan, choice: Choice) -> str:
-    """Return the number of GPUs with their kind ("8 x H100"), if a setting or the question names one kind for all."""
+    """Return the number of GPUs, with their kind ("8 x H100") if a setting or the question names one for all."""
     gpu = setting_text(choice.settings.get("deployment.gpu", plan.metadata.get("gpu", "")))
-    other = setting_text(choice.settings.get("deployment.decode.gpu", gpu))
-    is_one_kind = gpu and other == gpu and "deployment.groups" not in choice.settings
-    return (
-        f"{choice.gpus:,} {TIMES} {Path(gpu).stem if gpu.endswith('.toml') else gpu}"
-        if is_one_kind
-        else f"{choice.gpus:,}"
-    )
+    other = setting_text(choice.settings.get("deployment.decode.gpu", plan.metadata.get("decode side", gpu)))
+    if not gpu or other != gpu or "deployment.groups" in choice.settings:
+        return f"{choice.gpus:,}"
+    return f"{choice.gpus:,} {TIMES} {Path(gpu).stem if gpu.endswith('.toml') else gpu}"
 
 
 def output_token_cost(choice: Choice) -> Estimate:

@@ -430,6 +430,8 @@ def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
         values = varied.get(f"deployment.{name}", (getattr(scenario.deployment, name),))
         if len(values) == 1 and not (name == "gpu" and scenario.deployment.groups):
             fixed[name] = values[0]
+    if (decode := scenario.deployment.decode) is not None and decode.gpu is not None:
+        fixed["decode side"] = f"decode side {decode.gpu}"
     metadata = {**fixed, "workload": requested.bench.load.name}
     if note := unchecked_tables_note(scenario):
         metadata["cost tables"] = note
