@@ -88,6 +88,8 @@ def test_capacity_takes_limits_on_the_command_line(cli, question):
     tight = cli("capacity", question, "--json", "-", "--limit", "ttft.p90=100ms")
     rates = [json.loads(e.out)["capacities"][0]["requests_per_s"]["value"] for e in (loose, tight)]
     assert rates[0] > rates[1] > 0
+    impossible = cli("capacity", question, "--limit", "ttft.p90=1us")
+    assert "No rate meets the limits: TTFT p90 is at least" in impossible.out
 
 
 def test_search_prints_the_winner_and_writes_the_requested_files(cli, question, tmp_path):

@@ -81,7 +81,7 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 
 
 _NAMES = {
-    "deployment.gpu": "{}", "deployment.decode.gpu": "decode {}", "deployment.model": "{}",
+    "deployment.groups": "{}", "deployment.gpu": "{}", "deployment.decode.gpu": "decode {}", "deployment.model": "{}",
     "deployment.tp": "tp{}", "deployment.pp": "pp{}", "deployment.decode.ep": "decode ep{}",
     "deployment.dp": "dp{}", "deployment.ep": "ep{}", "deployment.redundant_experts": "{} redundant",
     "deployment.replicas": "x{}", "deployment.decode.replicas": "{}", "deployment.decode.tp": "decode tp{}",
@@ -91,7 +91,6 @@ _NAMES = {
     "engine.max_num_batched_tokens": "t{}", "engine.gpu_memory_utilization": "mem{}",
     "engine.enable_prefix_caching": "cache {}", "engine.prefix_cache": "{} cache",
     "engine.kv_offloading.size_gb": "cpu {}GB", "deployment.speculation.num_speculative_tokens": "{} proposed",
-    "deployment.groups": "{}",
 }  # fmt: skip
 GROUPS = "deployment.groups"
 """Key of a mixture: the tables of its groups of replicas as JSON text, which is hashable like any other setting."""

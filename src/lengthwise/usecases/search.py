@@ -671,7 +671,7 @@ def _model_text(value: Estimate, metric: str = "") -> str:
         return ""
     ends = []
     for end in (value.model_low, value.model_high):
-        finite = report.metric_text(metric, end) if metric else f"{end:,.6g}"
+        finite = report.metric_text(metric, end) if metric else f"{end:,.4g}"
         ends.append(finite if math.isfinite(end) else "\N{INFINITY}")
     return f", {ends[0]} to {ends[1]} by the cost model's error"
 

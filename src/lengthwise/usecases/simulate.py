@@ -23,6 +23,7 @@ from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import noted
+from lengthwise.schema.metric_names import metric_of, quantity
 from lengthwise.schema.records import SIMULATED, Records, RunResult, Status, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.search.workers import available_cpus, threads
@@ -87,6 +88,7 @@ class VariantOutcome:
             hidden_host_note(self.variant),
             unsteady_note(self),
             limits_note(self.records, self.variant.workload(self.records.seed)),
+            slo_note(self.variant.scenario, self.records),
             *model_error.deployment_notes(self.variant.deployment),
         ]
         if cost.evidence.errors and not self.model_draws:
@@ -98,6 +100,20 @@ class VariantOutcome:
             )
             notes.append(f"The cost model's own error is not in the intervals: {reason}.")
         return tuple(note for note in notes if note)
+
+
+def slo_note(scenario: Scenario, records: Records) -> str:
+    """Return a warning of each limit of [slo] that no request meets, with the smallest value, otherwise ""."""
+    texts = []
+    for key, bound in (("ttft", scenario.slo.ttft), ("tpot", scenario.slo.tpot), ("jct", scenario.slo.jct)):
+        found = metrics.request_column(records.requests, f"{key}_s")
+        least = np.min(found[np.isfinite(found)], initial=math.inf)
+        if bound is not None and bound < least < math.inf:
+            label = metric_of(key).label
+            texts.append(
+                f"slo.{key} = {quantity(key, bound)} (the smallest {label} is {quantity(key, float(least), 3)})"
+            )
+    return f"No request meets {' and '.join(texts)}." if texts else ""
 
 
 def preemption_note(scheduler: Scheduler, records: Records) -> str:
