@@ -362,9 +362,11 @@ def _shape_remarks(d: Deployment, engine: PodEngine) -> Iterator[str]:
         )
         return
     if d.groups:
-        shapes = (f"{s.parallel.replicas} x {replica_gpus(s)} {s.gpu.name}" for s in d.sides)
-        texts = (f"{role}: {shape}" for role, shape in zip(roles(d), shapes, strict=True))
-        yield f"{d.name}, served with {engine.title}. Replicas x GPUs of each: {'; '.join(texts)}."
+        groups = "; ".join(
+            f"{role}: {side.parallel.replicas} x {replica_gpus(side)} {side.gpu.name}"
+            for role, side in zip(roles(d), d.sides, strict=True)
+        )
+        yield f"{d.name}, served with {engine.title}. Replicas x GPUs of each: {groups}."
         yield (
             f"The Service leads to lengthwise's gateway. Build its image {GATEWAY_IMAGE} by deploy/Containerfile of "
             "lengthwise's repository, push it, and name it below."

@@ -158,8 +158,8 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     priced = "at the catalog's prices" + (" for GPUs and the scenario's for memory" if own_price else "")
     untested = ""
     launches, missing = _launches_of(d)
-    parts = roles(d)
-    names = {key: [f"{key}-{role}.sh" for role in parts] if parts[1:] else [f"{key}.sh"] for key in launches}
+    several = len(d.sides) > 1
+    names = {key: [f"{key}-{role}.sh" for role in roles(d)] if several else [f"{key}.sh"] for key in launches}
     if d.decode is not None:
         untested = (
             " vLLM's commands for separate sides ran on CPUs, never on GPUs; those of SGLang and kubernetes.yaml never "
@@ -172,7 +172,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     scripts = ", or ".join(" and ".join(f"`sh {name}`" for name in of) for of in names.values())
     versions = ", ".join(_ENGINES[key].release for key in launches)
     given = f"`MODEL=... sh {next(iter(names.values()))[0]}` loads another checkpoint; flags of {versions}"
-    steps = [f"Start the {'engines' if parts[1:] else 'engine'}, {scripts} ({given}).{_where(d)}"]
+    steps = [f"Start the {'engines' if several else 'engine'}, {scripts} ({given}).{_where(d)}"]
     if d.decode is not None:
         router = " or ".join(f"`sh {key}-router.sh`" for key in launches)
         addresses = " PREFILLS and DECODES list the replicas' addresses on their nodes." if not shares_node(d) else ""
@@ -575,8 +575,8 @@ def require_replaceable(folder: Path, *, force: bool) -> list[Path]:
             "--force"
         )
     for one in former:
-        names = {path.name for path in one.iterdir()} - _FILES
-        if other := sorted(name for name in names if not _OF_GROUP.fullmatch(name)):
+        others = {path.name for path in one.iterdir()} - _FILES
+        if other := sorted(name for name in others if not _OF_GROUP.fullmatch(name)):
             raise OutputError(
                 f"--force replaces only what a search wrote; {one} also has {', '.join(other)}. Move the folder "
                 "elsewhere, or name another one"

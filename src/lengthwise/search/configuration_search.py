@@ -439,11 +439,10 @@ def monotone(shifts: dict[float, Shift], question: Question) -> list[Shift]:
     """
     rising = sorted(shifts)
     at = rising.index(1.0)
-    for factors, wrong in ((rising[at:], lambda a, b: better(a, b, question)),
-                           (rising[at::-1], lambda a, b: better(b, a, question))):  # fmt: skip
-        for near, far in pairwise(factors):
-            if wrong(shifts[near].objective, shifts[far].objective):
-                shifts[far] = replace(shifts[near], bound=shifts[far].bound)
+    for near, far in (*pairwise(rising[at:]), *pairwise(rising[at::-1])):
+        tighter, looser = sorted((near, far))
+        if better(shifts[tighter].objective, shifts[looser].objective, question):
+            shifts[far] = replace(shifts[near], bound=shifts[far].bound)
     return [shifts[factor] for factor in rising]
 
 

@@ -81,8 +81,7 @@ class VariantSearch:
         this side, "auto" for all that fit. Raises InputError if decode replicas have settings but are in no
         configuration, or if all configurations have them and not even one replica of each side fits.
         """
-        found, keys = search.checked(self.space).candidates(), self.space.values()
-        found = list(found)
+        found, keys = list(search.checked(self.space).candidates()), self.space.values()
         mixed = self._mixtures(found) if self.section.mixtures else []
         decode_keys = [key for key in keys if key.startswith(_DECODE)]
         if self.scenario.deployment.decode_side is None and not decode_keys and _DISAGGREGATE not in keys:
