@@ -83,6 +83,7 @@ def test_turns_of_an_overloaded_run_are_in_seconds_and_others_in_milliseconds(cl
     page = tmp_path / "out.html"
     for rate, unit, other in (("4", "ms", " s"), ("2000", "s", " ms")):
         overload = ["--set", f"workload.session_rate={rate}", "--set", "engine.max_num_seqs=2"]
+        overload += ["--set", "workload.output=400"] if unit == "s" else []
         finished = cli("simulate", chat, *overload, "--report", page)
         (row,) = [line for line in finished.out.splitlines() if line.startswith("\N{BOX DRAWINGS LIGHT VERTICAL} 3 ")]
         assert f" {unit}" in row

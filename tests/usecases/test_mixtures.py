@@ -13,6 +13,7 @@ from lengthwise.metrics import by_group
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Choice, Status, Study
 from lengthwise.search.objectives import Task
+from lengthwise.search.space import names_of
 from lengthwise.usecases import capacity, explain, simulate
 from lengthwise.usecases import search as search_module
 from lengthwise.usecases.variants import build
@@ -128,7 +129,7 @@ def test_the_axis_of_equal_replicas_excludes_groups():
 
 
 def test_a_mistake_in_a_group_names_it_by_its_key():
-    wrong = EXAMPLE.replace('gpu = "L40S"\nreplicas = 1', 'gpu = "L40S"\nreplicas = 1\npp = 7')
+    wrong = EXAMPLE.replace('gpu = "L40S"\nreplicas', 'gpu = "L50S"\nreplicas')
     with pytest.raises(InputError) as caught:
         build(loads(wrong))
     assert any(note.startswith("of deployment.groups.1") for note in caught.value.__notes__)
@@ -234,7 +235,7 @@ def test_kinds_of_replicas_that_cannot_be_built_leave_the_mixtures_of_the_others
 def test_equal_replicas_two_sides_and_mixtures_have_readable_names_in_one_search():
     (one,) = search_module.questions(loads(EXAMPLE + "disaggregate = [false, true]\n"))
     made = one.candidates()
-    names = search.names_of(made)
+    names = names_of(made)
     assert len(set(names)) == len(names)
     assert {"H100", "L40S", "H100 1P1D", "1xH100 + 1xL40S"} <= set(names)
     assert not any("=" in name or "deployment" in name for name in names)
