@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from lengthwise.cli.log import KeyValueFormatter
 from lengthwise.engine import mix
 from lengthwise.gateway import config as reported
 from lengthwise.gateway.notices import is_loopback, notices
+from lengthwise.policy import scheduler as named
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, emulated, in_thread
 
 KEY = "sk-a-client"
@@ -122,11 +124,12 @@ def test_a_gateway_starts_is_read_again_and_ends(tmp_path):
 
 @pytest.mark.slow
 def test_the_file_of_a_launch_folder_serves_both_groups_and_the_faster_engine_gets_more(tmp_path):
-    """The emulated engines have the step times of an H100 and of an L40S."""
+    """The emulated engines have four times the step times of an H100 and of an L40S, beside which a stall is short."""
     limits = EngineLimits(max_model_len=2048)
-    d = mix([deploy("llama-3.1-8b", gpu, limits=limits) for gpu in ("H100", "L40S")])
-    servers = [EngineServer(emulated(side, speed=4.0, model="toy")) for side in d.sides]
-    path, body = tmp_path / "gateway.toml", BODY | {"max_tokens": 64, "min_tokens": 64, "ignore_eos": True}
+    scheduler = replace(named("vllm_v1"), router="shortest_expected_delay")
+    d = mix([deploy("llama-3.1-8b", gpu, limits=limits, scheduler=scheduler) for gpu in ("H100", "L40S")])
+    servers = [EngineServer(emulated(side, speed=0.25, model="toy")) for side in d.sides]
+    path, body = tmp_path / "gateway.toml", BODY | {"max_tokens": 16, "min_tokens": 16, "ignore_eos": True}
     with in_thread(*servers) as running:
         urls = {role: [one.url] for role, one in zip(("group-0", "group-1"), running.servers, strict=True)}
         path.write_text(gateway_toml(d, urls, host="127.0.0.1", admin_port=9000))
@@ -136,10 +139,10 @@ def test_the_file_of_a_launch_folder_serves_both_groups_and_the_faster_engine_ge
             assert len(re.findall(r"group-[01]-0 +vllm +toy +up", head)) == 2
             port = port_of(head)
             with ThreadPoolExecutor(16) as pool:
-                assert set(pool.map(lambda _: ask(port, body=body), range(320))) == {200}
+                assert set(pool.map(lambda _: ask(port, body=body), range(96))) == {200}
         fast, slow = (one.log.count("finished") for one in running.servers)
-    assert fast + slow >= 320  # and the probes
-    assert fast > 1.2 * slow > 0
+    assert fast + slow >= 96  # and the probes
+    assert fast > slow > 0
 
 
 _SIGNALLED = """
