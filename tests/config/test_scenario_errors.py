@@ -213,6 +213,7 @@ def test_golden(toml, expected):
     ("override", "expected"),
     [
         ("tp=4", "--set tp: there is no such key; did you mean deployment.tp?"),
+        ("deployment.gpus=4", "--set deployment.gpus: there is no such key; did you mean deployment.gpu?"),
         ("deployment.tps=4", "--set deployment.tps: there is no such key; did you mean deployment.tp?"),
         ("deployment.tp=four", "--set deployment.tp: must be a whole number; it is 'four'"),
         ("slo.ttft=-1s", "--set slo.ttft: must not be negative; it is '-1s'"),

@@ -6,8 +6,8 @@ import math
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,20 @@ def degrees(deployment: Deployment) -> str:
     """Return how a replica is divided, in words: tp and pp, and dp and ep if it has them."""
     p = deployment.parallel
     return f"tp {p.tp}, pp {p.pp}" + (f", dp {p.dp}, ep {p.ep}" if p.dp > 1 or p.ep > 1 else "")
+
+
+def roles(deployment: Deployment) -> tuple[str, ...]:
+    """Return a name for each of ``sides``: "prefill" and "decode", "group-0", "group-1", ..., or "engine" alone."""
+    if deployment.decode is not None:
+        return ("prefill", "decode")
+    return tuple(f"group-{at}" for at in range(len(deployment.sides))) if deployment.groups else ("engine",)
+
+
+def of_one_replica(deployment: Deployment) -> list[Deployment]:
+    """Return each of ``sides``, as a deployment of one replica if it is a group: only the gateway knows all groups."""
+    if not deployment.groups:
+        return list(deployment.sides)
+    return [replace(side, parallel=replace(side.parallel, replicas=1)) for side in deployment.sides]
 
 
 def fits_node(deployment: Deployment) -> bool:
@@ -250,6 +264,45 @@ def router_policy(deployment: Deployment) -> str:
     return name if name in ("round_robin", "random") else "power_of_two"
 
 
+_GATEWAY_ROUTERS = {
+    "shortest_expected_delay": "earliest_finish",
+    "least_work_left": "earliest_finish",
+    "central": "earliest_finish",
+    "prefix_precise": "prefix_approximate",
+}
+
+
+def gateway_router(deployment: Deployment) -> tuple[str, str]:
+    """Return the router of lengthwise's gateway that is most like the simulated one, and a note on the difference."""
+    name = policy_name(deployment.scheduler.router)
+    nearest = "earliest_finish" if " " in name else _GATEWAY_ROUTERS.get(name, name.partition("(")[0])
+    rule = "the gateway has the same" if nearest == name else f"the nearest of the gateway is {nearest}"
+    if nearest == "earliest_finish":
+        rule += ": the least predicted backlog in seconds, by speeds that it learns as engines serve, equal at first"
+    return nearest, (
+        f"All groups were behind a {name} router; {rule}. A request was simulated to join a replica when it arrives; "
+        "the gateway holds it until an engine runs fewer than `concurrency` requests. vllm-router is no substitute: "
+        "its policies count requests and ignore how fast an engine is."
+    )
+
+
+def gateway_toml(deployment: Deployment, urls: Mapping[str, Sequence[str]], *, host: str, admin_port: int) -> str:
+    """Return the file of a lengthwise gateway in front of all groups. ``urls`` are those of each group's replicas."""
+    router, note = gateway_router(deployment)
+    parts = [
+        comment(f"`lengthwise serve` routes by this file. {note}"),
+        f'[listen]\nhost = "{host}"\nport = 8000\nadmin_port = {admin_port}',
+        '[order]\nmode = "fcfs"',
+        f'[dispatch]\nrouter = "{router}"',
+    ]
+    for (role, own), side in zip(urls.items(), deployment.sides, strict=True):
+        running = min(max_resident_seqs(side), step_tokens(side))
+        parts += [
+            f'[[engines]]\nname = "{role}-{at}"\nurl = "{url}"\nconcurrency = {running}' for at, url in enumerate(own)
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
 def shared_notes(  # noqa: C901, PLR0912 - one note after the other
     d: Deployment, *, keeps_budget: bool = False, caps_chunks: bool = False, ranks: str = ""
 ) -> Iterator[str]:
@@ -343,7 +396,7 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
 
 
 def shares_node(d: Deployment) -> bool:
-    """Return whether one node has all GPUs of a deployment, of both sides."""
+    """Return whether one node has all GPUs of a deployment, of both sides or of all groups."""
     return d.gpus <= d.node.host_gpus and len({(side.gpu.name, side.node.name) for side in d.sides}) == 1
 
 

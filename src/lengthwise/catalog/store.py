@@ -171,7 +171,8 @@ def _variant(name: str) -> ModelSpec | None:
 
 def _find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
     if (spec := _lookup(name, known)) is None:
-        raise UnknownNameError(kind, name, known)
+        other = {"GPU": "a .toml file with its data", "node": "a .toml file of it"}.get(kind, "")
+        raise UnknownNameError(kind, name, known, or_else=other)
     return spec
 
 

@@ -23,8 +23,7 @@ from lengthwise.cli.options import (
     Rate,
     WorkloadName,
 )
-from lengthwise.cli.progress import compile_note
-from lengthwise.schema.errors import InputError
+from lengthwise.cli.progress import compile_note, lines
 
 EXAMPLES = """\b
 Examples:
@@ -75,12 +74,6 @@ def run(
     if deploy is not None:
         outputs.require_folder(deploy)
         backend.require_replaceable(deploy, force=force)
-        if any(one.deployment.groups or (one.search and one.search.mixtures) for one in scenario.variant_scenarios()):
-            raise InputError(
-                "--deploy writes launch files for equal replicas, not for groups of unlike ones. Leave it out; then "
-                "deploy each group of the best mixture by a scenario of its own, behind a router with weights "
-                "(nginx: least_conn, weight) in proportion to the service rates that `lengthwise simulate` shows"
-            )
     options.print_notes(scenario.notes, quiet=quiet)
     from lengthwise import report as reports
     from lengthwise import search
@@ -108,11 +101,20 @@ def run(
 _STEPS = {"bound": "bounds", "scout": "short runs", "rank": "exact ranking", "shift": "other limits"}
 
 
+def _step(step: str) -> str:
+    head, _, word = step.rpartition(" ")
+    return f"{head} {_STEPS.get(word, word)}".strip()
+
+
 @contextmanager
 def searching(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar per step on a terminal, and yield a function of (step, evaluations done, total) that moves it."""
-    if quiet or not sys.stderr.isatty():
+    """Show a bar per step on a terminal, else lines; yield a function of (step, evaluations done, total) for them."""
+    if quiet:
         yield lambda *_: None
+        return
+    if not sys.stderr.isatty():
+        printed = lines()
+        yield lambda step, done, total: printed(f"{_step(step)}:", done, total)
         return
     from rich import progress as bars
     from rich.console import Console
@@ -135,8 +137,7 @@ def searching(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
         def advance(step: str, done: int, total: int) -> None:
             if step not in tasks:
-                head, _, word = step.rpartition(" ")
-                tasks[step] = shown.add_task(f"{head} {_STEPS.get(word, word)}".strip(), total=total)
+                tasks[step] = shown.add_task(_step(step), total=total)
             shown.update(tasks[step], completed=done, total=total)
 
         yield advance

@@ -444,7 +444,7 @@ def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: f
         deployment = replace(deployment, cost=deployment.cost.alone())
     decode, count = deployment.decode, deployment.schedulers
     if decode is None:
-        _check_groups(deployment)
+        check_groups(deployment)
         further = [replace(group, cost=group.cost.alone()) for group in deployment.groups]
         groups = tuple(_side(workload, group, seed, limit_s, count, compiled=compiled) for group in further)
         rates = _service_rates(deployment, workload)
@@ -463,19 +463,19 @@ def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: f
     )  # fmt: skip
 
 
-def _check_groups(deployment: Deployment) -> None:
-    """Raise PolicyError for policies that compare replicas, or requests, of unlike groups by what differs."""
+def check_groups(deployment: Deployment) -> None:
+    """Raise InputError for policies that compare replicas, or requests, of unlike groups by what differs."""
     if not deployment.groups:
         return
     deployment.require_like_groups()
     policies = resolve_policies(deployment.scheduler)
     if policies.router.uses("total_blocks") or policies.router == known("router")["central"]:
-        raise PolicyError(
+        raise InputError(
             f"router {policies.router.name!r} takes all replicas to be alike, and there are several groups of them; "
             'take "shortest_expected_delay", "least_work_left", "least_outstanding", "cache_aware" or another router'
         )
     if policies.preemption != known("preemption")["never"] or deployment.scheduler.binning is not None:
-        raise PolicyError(
+        raise InputError(
             "several groups of replicas are not modelled with a preemption policy or with bins yet; take the scheduler "
             '"vllm_v1", or equal replicas'
         )

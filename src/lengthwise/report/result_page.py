@@ -173,7 +173,7 @@ def _turns(results: Sequence[Result]) -> list[list[str | TableCell]]:
     """Return a row for each turn of a session: its name, and TTFT and hit rate of each variant."""
     texts = summary_table.turn_texts(results)
     return [
-        [name, *(TableCell(f"{ttft} ms", "" if hit == UNKNOWN else f"{hit} % cached") for ttft, hit in row)]
+        [name, *(TableCell(ttft, "" if hit == UNKNOWN else f"{hit} % cached") for ttft, hit in row)]
         for (name, _, _), row in zip(summary_table.turn_rows(results), texts, strict=True)
     ]
 

@@ -88,12 +88,16 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
         }
     value, half = text.value_texts(best.objective)
     key_values = {
-        "GPUs": f"{best.gpus:,}",
+        "GPUs": text.hardware_text(plan, best),
         "Per hour": f"{DOLLARS}{best.price_per_hour_usd:,.2f}",
         f"Per month of {MONTH_H} h": f"{DOLLARS}{best.price_per_hour_usd * MONTH_H:,.0f}",
     }
     if math.isfinite(best.capacity_rps.value):
         key_values["Capacity"] = f"{text.estimate_text(best.capacity_rps)} requests/s"
+    if (cost := text.output_token_cost(best)).value > 0:
+        at = "" if plan.objective.name == "makespan" else ", at the rate"
+        at = ", at the capacity" if math.isfinite(best.capacity_rps.value) else at
+        key_values[f"Per M output tokens{at}"] = f"{DOLLARS}{text.estimate_text(cost)}"
     if math.isfinite(best.capacity_rps.value) and best.at is not None:
         key_values["Metrics"] = f"at {amount(best.at.rate_rps)} requests/s, the lower end of the capacity"
     for name in text.prefix_cache_metrics([best.at]):
@@ -306,7 +310,8 @@ def _metric(plan: Plan, metric: Metric) -> dict[str, Any]:
     values = (p.value(metric.key) for c in plan.choices for p in load_curve(c))
     known = sorted(v for v in values if math.isfinite(v))
     factor, unit = scale(metric, known[len(known) * 3 // 4 :][:1])
-    return {"name": metric.key, "label": metric.label, "factor": factor, "unit": unit, "better": metric.better}
+    label = f"{metric.label}, at the rate" if metric.unit == "usd" else metric.label
+    return {"name": metric.key, "label": label, "factor": factor, "unit": unit, "better": metric.better}
 
 
 def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list[str]]) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def _mixed_ceiling(deployment: Deployment, requests: Workload, limits: tuple[Lim
     rate_rps = np.sum(added, axis=0).min()
     parts = {
         f"group {number}, {group.parallel.replicas} x {group.gpu.name}": one.parts["replicas"]
-        for number, (group, one) in enumerate(zip(groups, own, strict=True), 1)
+        for number, (group, one) in enumerate(zip(groups, own, strict=True))
     }
     bound = float(rate_rps) * SLACK / float(is_admitted.mean())
     front = own[0].parts.get("front end", math.inf)

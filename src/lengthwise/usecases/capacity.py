@@ -62,8 +62,12 @@ class VariantCapacity:
         )
         rejected = f"{self.rejections}." if self.rejections else ""
         sides = self._sides_note() if self.deployment.decode is not None else ""
+        least = next(
+            iter(self.capacity.ceiling.impossible.values()), f"{self.capacity.excess} at the lowest rate tried"
+        )
+        none = "" if self.at is not None else f"No rate meets the limits: {least}."
         caveats = (self.tables_note, *model_error.deployment_notes(self.deployment))
-        notes = (rejected, sides, self._groups_note(), free, per_session, front, *caveats)
+        notes = (none, rejected, sides, self._groups_note(), free, per_session, front, *caveats)
         return (*extrapolated, *(note for note in notes if note))
 
     def _sides_note(self) -> str:
@@ -124,7 +128,7 @@ def capacity_of(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity
     found = search.with_model_error(found, served, load, slo_limits, draws, pool.map)
     if at is not None:
         question = search.Question(search.objective("requests_per_dollar"), slo_limits, model_draws=draws)
-        at = search.AtCapacity(served, load, question).with_model_error(at, found.effort, found.rate_rps)
+        at = search.AtCapacity(served, load, question).with_model_error(at, found.effort)
     extrapolations: tuple[Extrapolation, ...] = ()
     if at is not None and served.cost.evidence.reach != Reach():
         records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, max_log_steps=MAX_LOGGED_STEPS)

@@ -138,7 +138,7 @@ def by_group(variants: Sequence[Variant]) -> Iterator[Variant]:
     """Yield each variant; of one with several groups of replicas, a variant for each group, named after it."""
     for one in variants:
         groups = one.deployment.replica_groups
-        for number, group in enumerate(groups, 1):
+        for number, group in enumerate(groups):
             name = one.name if len(groups) == 1 else f"{one.name}, group {number}"
             yield replace(one, name=name, deployment=group)
 

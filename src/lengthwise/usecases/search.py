@@ -10,7 +10,6 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise import backend, engine, metrics, policy, report, search
+from lengthwise import backend, catalog, engine, metrics, policy, report, search
 from lengthwise.config.files import resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of, space_of
@@ -27,7 +26,7 @@ from lengthwise.cost import model_error
 from lengthwise.engine.prefix_nodes import prefix_nodes
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import DoesNotFitError, InputError, OutputError
+from lengthwise.schema.errors import InputError, OutputError, PolicyError, UnknownNameError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import metric_of, split
 from lengthwise.schema.plan import Choice, Limit, Plan, Status, Study, limit_text
@@ -82,13 +81,11 @@ class VariantSearch:
         "fill" and "auto" stand for. Raises InputError if decode replicas have settings but are in no configuration, or
         if all configurations have them and not even one replica of each side fits.
         """
-        found, keys = search.checked(self.space).candidates(), self.space.values()
-        if self.section.mixtures:
-            pure = list(found)
-            return [*pure, *self._mixtures(pure)]
+        found, keys = list(search.checked(self.space).candidates()), self.space.values()
+        mixed = self._mixtures(found) if self.section.mixtures else []
         decode_keys = [key for key in keys if key.startswith(_DECODE)]
         if self.scenario.deployment.decode_side is None and not decode_keys and _DISAGGREGATE not in keys:
-            return list(found)
+            return [*found, *mixed]
         shapes: dict[str, tuple[int, int]] = {}  # GPUs of a prefill and of a decode replica
         made = [one for settings in found for one in self._with_numbers(settings, shapes)]
         if not shapes and decode_keys:
@@ -103,24 +100,28 @@ class VariantSearch:
                 f"search.max_gpus must be at least {least}, for one prefill replica and one decode replica; it is "
                 f"{most}. Raise it, or give smaller tp, pp, decode.tp or decode.pp"
             )
-        return list({search.settings_key(settings): settings for settings in made}.values())
+        return [*{search.settings_key(settings): settings for settings in made}.values(), *mixed]
 
     def _mixtures(self, pure: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the mixtures of two kinds of the ``pure`` configurations. Raises InputError without prices."""
         kinds = {}
         for settings in pure:
-            own = {key: value for key, value in settings.items() if key != search.REPLICAS}
-            with suppress(DoesNotFitError):  # the pure configuration gives the reason
+            own = {key: v for key, v in settings.items() if key != search.REPLICAS and not key.startswith(_DECODE)}
+            try:
                 one = self.bench.build(own)
-                if one.decode is not None:
-                    continue
-                if not one.price_per_hour_usd > 0:
-                    raise InputError(
-                        f"mixtures are compared by their prices, and {one.gpu.name} has none: its price_per_hour_usd "
-                        f"is {one.gpu.price_per_hour_usd:g}. Give it in the file of the GPU, or set mixtures = false"
-                    )
-                own.setdefault("deployment.gpu", self.scenario.deployment.gpu)
-                kinds[search.settings_key(own)] = search.Kind(own, one.gpus, one.price_per_hour_usd)
+            except (UnknownNameError, PolicyError):
+                raise
+            except InputError:  # the pure configuration gives the reason
+                continue
+            if one.decode is not None:
+                continue
+            if not one.price_per_hour_usd > 0:
+                raise InputError(
+                    f"mixtures are compared by their prices, and {one.gpu.name} has none: its price_per_hour_usd "
+                    f"is {one.gpu.price_per_hour_usd:g}. Give it in the file of the GPU, or set mixtures = false"
+                )
+            own.setdefault("deployment.gpu", self.scenario.deployment.gpu)
+            kinds[search.settings_key(own)] = search.Kind(own, one.gpus, one.price_per_hour_usd)
         if len({kind.settings["deployment.gpu"] for kind in kinds.values()}) < 2:
             raise InputError(
                 "mixtures are of two GPU types, and the search has fewer that fit; give the axis gpu several values, "
@@ -163,12 +164,19 @@ class VariantSearch:
         is_sized = self.section.objective in search.AT_RATE
         own = ("auto", "auto") if is_sized else (self.scenario.deployment.replicas, side.replicas)
         given = [settings.get(key, number) for key, number in zip(counts, own, strict=True)]
-        if {"fill", "auto"} & set(given) and question.max_gpus >= search.UNLIMITED_GPUS:
-            raise InputError(
-                "the numbers of prefill and decode replicas need a limit: search.max_gpus is not set. Set it, or give "
-                "numbers, such as replicas = [1, 2] and decode.replicas = [1, 2]"
-            )
-        for pair in _splits(given, gpus, question.max_gpus):
+        most = question.max_gpus
+        if {"fill", "auto"} & set(given) and most >= search.UNLIMITED_GPUS:
+            if question.max_usd_per_hour == math.inf:
+                raise InputError(
+                    "the numbers of prefill and decode replicas need a limit: neither search.max_gpus nor "
+                    "search.max_usd_per_hour is set. Set one, or give numbers, such as replicas = [1, 2] and "
+                    "decode.replicas = [1, 2]"
+                )
+            prices = [
+                catalog.gpu(self.scenario.file_or_name(gpu)).price_per_hour_usd for gpu in (on.gpu, side.gpu or on.gpu)
+            ]
+            most = int(question.max_usd_per_hour / min(prices)) if min(prices) else sum(gpus)
+        for pair in _splits(given, gpus, most):
             yield settings | dict(zip(counts, pair, strict=True))
 
     @property
@@ -388,10 +396,12 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
     pure = next((choice for choice in known if search.GROUPS not in choice.settings), None)
     tried = [choice.settings for choice in found.choices if search.GROUPS in choice.settings]
     text = f"Mixtures: {report.counted(len(tried), 'mixture')} of two GPU types in the budget. "
-    router = policy.resolve("router", requested.bench.build(tried[0]).scheduler.router) if tried else None
-    if router and not router.uses("service_rate"):
+    one_each = {made.get("scheduler.router"): made for made in tried}.values()
+    routers = [policy.resolve("router", requested.bench.build(made).scheduler.router) for made in one_each]
+    if routers and not any(router.uses("service_rate") for router in routers):
+        names = " and ".join(router.name for router in routers)
         text += (
-            f"The router {router.name} ignores the speed of replicas; scheduler.router = "
+            f"The router {names} ignores the speed of replicas; scheduler.router = "
             '"shortest_expected_delay" or "least_work_left" may make mixtures cheaper. '
         )
     if mixed is None or pure is None:
@@ -415,11 +425,13 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
 
 def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
     scenario, question = requested.scenario, requested.bench.question
-    fixed = {
-        name: getattr(scenario.deployment, name)
-        for name in ("model", "gpu")
-        if f"deployment.{name}" not in space.values()
-    }
+    varied, fixed = space.values(), {}
+    for name in ("model", "gpu"):
+        values = varied.get(f"deployment.{name}", (getattr(scenario.deployment, name),))
+        if len(values) == 1 and not (name == "gpu" and scenario.deployment.groups):
+            fixed[name] = values[0]
+    if (decode := scenario.deployment.decode) is not None and decode.gpu is not None:
+        fixed["decode side"] = f"decode side {decode.gpu}"
     metadata = {**fixed, "workload": requested.bench.load.name}
     if note := unchecked_tables_note(scenario):
         metadata["cost tables"] = note
@@ -659,7 +671,7 @@ def _model_text(value: Estimate, metric: str = "") -> str:
         return ""
     ends = []
     for end in (value.model_low, value.model_high):
-        finite = report.metric_text(metric, end) if metric else f"{end:,.6g}"
+        finite = report.metric_text(metric, end) if metric else f"{end:,.4g}"
         ends.append(finite if math.isfinite(end) else "\N{INFINITY}")
     return f", {ends[0]} to {ends[1]} by the cost model's error"
 

@@ -24,6 +24,7 @@ from lengthwise.report.result import Result
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import error_note
+from lengthwise.schema.metric_names import metric_of, quantity
 from lengthwise.schema.records import SIMULATED, Records, RunResult, Status, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.search.workers import available_cpus, threads
@@ -88,6 +89,7 @@ class VariantOutcome:
             hidden_host_note(self.variant),
             unsteady_note(self),
             limits_note(self.records, self.variant.workload(self.records.seed)),
+            slo_note(self.variant.scenario, self.records),
             *model_error.deployment_notes(self.variant.deployment),
         ]
         if cost.evidence.errors and not self.model_draws:
@@ -116,6 +118,20 @@ def result_of(outcome: VariantOutcome) -> Result:
     )
 
 
+def slo_note(scenario: Scenario, records: Records) -> str:
+    """Return a warning of each limit of [slo] that no request meets, with the smallest value, otherwise ""."""
+    texts = []
+    for key, bound in (("ttft", scenario.slo.ttft), ("tpot", scenario.slo.tpot), ("jct", scenario.slo.jct)):
+        found = metrics.request_column(records.requests, f"{key}_s")
+        least = np.min(found[np.isfinite(found)], initial=math.inf)
+        if bound is not None and bound < least < math.inf:
+            label = metric_of(key).label
+            texts.append(
+                f"slo.{key} = {quantity(key, bound)} (the smallest {label} is {quantity(key, float(least), 3)})"
+            )
+    return f"No request meets {' and '.join(texts)}." if texts else ""
+
+
 def preemption_note(scheduler: Scheduler, records: Records) -> str:
     """Return a warning if requests were preempted under by_rank, which ignores the cost of preemption, otherwise ""."""
     count = int(records.requests.preemptions.sum())
@@ -131,7 +147,7 @@ def group_notes(records: Records, deployment: Deployment) -> list[str]:
     """Return a sentence for each group of replicas: what it served, how fast, at what price and model error."""
     notes, requests = [], records.requests
     mean = float(requests.prompt_tokens.mean()), max(1.0, float(requests.output_tokens.mean()))
-    for number, (own, group) in enumerate(metrics.by_group(records, deployment) if deployment.groups else (), 1):
+    for number, (own, group) in enumerate(metrics.by_group(records, deployment) if deployment.groups else ()):
         r = own.requests
         share = len(r.status) / max(1, len(records.requests.status))
         ttft_s, tpot_s = (metrics.request_column(r, name) for name in ("ttft_s", "tpot_s"))

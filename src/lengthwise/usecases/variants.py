@@ -230,8 +230,8 @@ def smallest_tp(scenario: Scenario) -> int:
 def _mixed(scenario: Scenario, sharing: Sharing | None) -> Deployment:
     """Return the deployment of several groups of replicas, each built as a deployment of its own."""
     groups = []
-    for number, group in enumerate(scenario.deployment.groups, 1):
-        with error_note(f"{_IN_GROUP}, number {number}"):
+    for number, group in enumerate(scenario.deployment.groups):
+        with error_note(f"{_IN_GROUP}.{number}"):
             groups.append(deployment(scenario.updated(group.overrides), sharing))
     return replace(engine.mix(groups), name=scenario.name)
 
