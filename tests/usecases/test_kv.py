@@ -511,8 +511,12 @@ def simulated_share(variant, blocks):
 
 @pytest.mark.parametrize(
     ("changes", "groups"),
-    [([], (1, 1)), (["deployment.model=llama-4-scout", "deployment.tp=4", "deployment.gpu=H200"], (1, 3))],
-    ids=["windows", "chunks"],
+    [
+        ([], (1, 1)),
+        (["deployment.model=llama-4-scout", "deployment.tp=4", "deployment.gpu=H200"], (1, 3)),
+        (["deployment.replicas=3", "workload.num_requests=90"], (1, 1)),
+    ],
+    ids=["windows", "chunks", "replicas"],
 )
 def test_kv_cache_groups_have_the_bytes_and_hits_of_the_simulation(changes, groups):
     (variant,) = build(config.loads(IN_GROUPS, overrides=changes))
@@ -576,7 +580,7 @@ def test_states_have_the_pool_that_the_simulation_has_with_the_cache():
     [
         ({"prompts_only": True}, "--prompts-only needs memory behind the GPU pool.*Set engine.kv_offloading.size_gb"),
         ({"prices": Prices(0.01)}, "--memory-price needs memory behind the GPU pool.*or leave --memory-price out"),
-        ({"memory_gb": [0.001]}, "--memory must hold the longest request, which takes .* GB; it is 0.001 GB"),
+        ({"memory_gb": [0.001]}, "--memory must hold the longest request; it is 0.001 GB. Give at least 0.0"),
     ],
 )
 def test_what_kv_cache_groups_do_not_have_is_refused(arguments, words):

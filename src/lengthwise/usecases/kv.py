@@ -97,7 +97,7 @@ class PoolsInGroups:
         if workload.max_tokens is None:  # A pool may be smaller than a request that does not occur.
             self._short = replace(deployment, max_model_len=min(deployment.max_model_len, int(tokens.max())))
         self.least = groups.longest(self._short.max_model_len)
-        self._all_blocks = max(self.least, int((groups.full + groups.local) * -(-tokens // groups.block_size).sum()))
+        self._blocks = (groups.full + groups.local) * -(-tokens // groups.block_size)
         self._add(deployment.kv.num_blocks, requests)
 
     def _add(self, blocks: int, requests: RequestRecords) -> None:
@@ -105,18 +105,29 @@ class PoolsInGroups:
         found = np.where(requests.replica >= 0, requests.cached_tokens, 0)
         self._hits[blocks] = found[self._served] // self.block_tokens
 
+    def _run(self, blocks: int) -> RequestRecords:
+        kv = replace(self._deployment.kv, num_blocks=blocks)
+        is_long = blocks >= kv.longest_blocks(self._deployment.max_model_len)
+        requests = self._simulate(replace(self._deployment if is_long else self._short, kv=kv)).requests
+        self._add(blocks, requests)
+        return requests
+
     def hits(self, blocks: int) -> Ints:
         """Return [n] the number of blocks of each request's prompt that are found with a pool of ``blocks`` blocks."""
         if blocks not in self._hits:
-            kv = replace(self._deployment.kv, num_blocks=blocks)
-            is_long = blocks >= kv.longest_blocks(self._deployment.max_model_len)
-            self._add(blocks, self._simulate(replace(self._deployment if is_long else self._short, kv=kv)).requests)
+            self._run(blocks)
         return self._hits[blocks]
 
     @cached_property
     def largest(self) -> int:
         """Return a pool that finds what an unlimited one finds, at most 3 % larger than the smallest such pool."""
-        low, high, unlimited = self.least, self._all_blocks, self.hits(self._all_blocks)
+        low = high = self.least
+        needed = max(high + 1, int(self._blocks.sum()) // self._deployment.parallel.ranks)
+        while high < needed:  # Until the requests of a replica could have blocks of their own, so that none is evicted.
+            high = needed
+            replica = self._run(high).replica
+            needed = int(np.bincount(replica[replica >= 0], self._blocks[replica >= 0]).max())
+        unlimited = self.hits(high)
         while high > 1.03 * low + 1:
             middle = round(math.sqrt(low * high))
             low, high = (low, middle) if np.array_equal(self.hits(middle), unlimited) else (middle, high)
@@ -544,8 +555,8 @@ class _Sizes:
             named[f"{gb:,g} GB"] = max(1, round(gb * unit))
             if named[f"{gb:,g} GB"] < self.least:
                 raise InputError(
-                    f"--memory must hold the longest request, which takes {self.least / unit:.2g} GB; it is {gb:g} GB. "
-                    "Give a larger size"
+                    f"--memory must hold the longest request; it is {gb:g} GB. Give at least "
+                    f"{1.01 * self.least / unit:.3g} GB"
                 )
         given = set(named)
         in_gb = not math.isnan(unit)
