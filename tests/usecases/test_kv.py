@@ -15,6 +15,7 @@ from lengthwise import catalog, config, engine
 from lengthwise.config.workload import read_trace
 from lengthwise.engine.step_time import step_time
 from lengthwise.policy import scheduler
+from lengthwise.report.kv import write_kv_html
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import After, SharedPrefixes, Workload
@@ -518,7 +519,7 @@ def simulated_share(variant, blocks):
     ],
     ids=["windows", "chunks", "replicas"],
 )
-def test_kv_cache_groups_have_the_bytes_and_hits_of_the_simulation(changes, groups):
+def test_kv_cache_groups_have_the_bytes_and_hits_of_the_simulation(tmp_path, changes, groups):
     (variant,) = build(config.loads(IN_GROUPS, overrides=changes))
     found, kv = study(variant), variant.deployment.kv
     assert (kv.groups.full, kv.groups.local) == groups
@@ -530,6 +531,9 @@ def test_kv_cache_groups_have_the_bytes_and_hits_of_the_simulation(changes, grou
     for size in sizes:
         if size.blocks >= kv.longest_blocks(1200):
             assert size.token_share.value == pytest.approx(simulated_share(variant, size.blocks), abs=1e-12)
+    assert {size.blocks for size in found.sizes} < {size.blocks for size in found.curve}
+    write_kv_html(tmp_path / "kv.html", found)
+    assert "Simulations of the deployment with a GPU pool" in (tmp_path / "kv.html").read_text()
     every = next(size for size in found.sizes if size.name == "all blocks")
     unlimited = simulated_share(variant, 10 * every.blocks)
     assert every.token_share.value == pytest.approx(unlimited, abs=1e-12)

@@ -83,6 +83,7 @@ class KvStudy:
     loadings: tuple[Loading, ...] = ()
     usd_per_gb_hour: float = math.nan  # price of CPU memory
     gpu_usd_per_s: float = math.nan  # of a replica's GPUs
+    in_groups: bool = False  # whether layers form KV cache groups, so that each size is a simulation with such a pool
     notes: tuple[str, ...] = ()
 
     @property

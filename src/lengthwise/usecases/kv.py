@@ -338,7 +338,7 @@ def study(
         notes.append("The GPU pool's row has blocks of outputs, too: a GPU's prefix cache keeps them.")
     one_group = replace(deployed.kv, groups=None, kv_bytes_per_block=deployed.kv.kv_bytes_per_block / part)
     loading = _LoadOrCompute(replace(deployed, kv=one_group), savings.new_tokens)
-    curve = sizes.curve()
+    curve = sizes.curve([row.blocks for row in rows] if in_groups else [])
     progress(total, total)
     return KvStudy(
         name=variant.name,
@@ -362,6 +362,7 @@ def study(
         loadings=tuple(loading.compared(*source) for source in prices.sources),
         usd_per_gb_hour=usd_per_gb_hour,
         gpu_usd_per_s=savings.gpu_usd_per_s,
+        in_groups=in_groups,
         notes=tuple(notes),
     )
 
@@ -540,9 +541,11 @@ class _Sizes:
         found = [each.tokens(blocks)[-1] for each in self.hierarchies]
         return replace(size, hierarchy_share=_share(found, [one.prompt_tokens for one in self.reuses]))
 
-    def curve(self) -> tuple[CacheSize, ...]:
+    def curve(self, also: Sequence[int] = ()) -> tuple[CacheSize, ...]:
+        """Return sizes from the least to the largest, and those of ``also`` blocks."""
         points = CURVE_POINTS if self.least == 1 else SIMULATED_POINTS
-        sizes = np.unique(np.rint(np.geomspace(self.least, self.largest, points)).astype(np.int64))
+        spaced = np.geomspace(self.least, self.largest, points)
+        sizes = np.unique(np.rint(np.append(spaced, also)).astype(np.int64))
         return tuple(self.at(int(blocks)) for blocks in sizes)
 
     def rows(self, memory_gb: Sequence[float], pool_blocks: int = 0) -> list[CacheSize]:
