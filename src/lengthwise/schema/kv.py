@@ -50,6 +50,7 @@ class Found:
 
     unlimited: Estimate = UNKNOWN  # an unlimited cache that also stores outputs
     simulated: Estimate = UNKNOWN  # the GPU pool of the simulated engine
+    all_simulated: bool = False  # whether all sizes are simulated pools: those of KV cache groups
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,6 @@ class KvStudy:
     loadings: tuple[Loading, ...] = ()
     usd_per_gb_hour: float = math.nan  # price of CPU memory
     gpu_usd_per_s: float = math.nan  # of a replica's GPUs
-    in_groups: bool = False  # whether layers form KV cache groups, so that each size is a simulation with such a pool
     notes: tuple[str, ...] = ()
 
     @property

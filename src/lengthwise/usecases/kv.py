@@ -354,6 +354,7 @@ def study(
         found=Found(
             unlimited=of_pools.at(of_pools.largest).token_share,
             simulated=mean_estimate(cached) if deployed.limits.enable_prefix_caching and not in_groups else UNKNOWN,
+            all_simulated=in_groups,
         ),
         tiers=_tier_shares(hierarchies),
         new_tokens=savings.new_tokens,
@@ -362,7 +363,6 @@ def study(
         loadings=tuple(loading.compared(*source) for source in prices.sources),
         usd_per_gb_hour=usd_per_gb_hour,
         gpu_usd_per_s=savings.gpu_usd_per_s,
-        in_groups=in_groups,
         notes=tuple(notes),
     )
 
