@@ -279,7 +279,7 @@ def test_explain_names_prefix_caches_that_are_not_modelled(cli, scenario_file):
         assert cells[4] == str(engine_name == "sglang").lower()
         (row,) = [line.split() for line in out.splitlines() if line.startswith("scheduler.async_scheduling")]
         assert sorted(row[1:]) == sorted(["false*", "false", *["not", "modelled"] * 2])
-        assert "Overlapping steps, the default of SGLang and TensorRT-LLM, are not modelled" in out
+        assert "Overlapping steps, the default of TensorRT-LLM, are not modelled" in out
         found = {
             "vllm": "which engine.enable_prefix_caching = true would find", "sglang": "SGLang's radix tree, pages of 1",
             "not modelled": "which no cache finds yet",
