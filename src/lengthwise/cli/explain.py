@@ -286,8 +286,8 @@ def _show_engines(variant: Variant) -> None:
     rows.append(("scheduler.async_scheduling", *overlap, _toml_value(variant.deployment.scheduler.async_scheduling)))
     print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
     typer.echo(
-        "* The server does so by default, and here, too, with true. Overlapping steps, the default of TensorRT-LLM, are "
-        "not modelled."
+        "* The server does so by default, and here, too, with true. Overlapping steps, the default of TensorRT-LLM, "
+        "are not modelled."
     )
     typer.echo()
 
