@@ -295,7 +295,7 @@ class SglangReplica:
         """Move the prompts of the last step to ``running``, and remove sequences that have ended."""
         last, self._last = self._last, None
         if last is not None and last.prompts:
-            if self._cache_chunk is not None and self.chunked in [q for q, _ in last.prompts]:
+            if self._cache_chunk and self.chunked and self.chunked in [q for q, _ in last.prompts]:
                 self._cache_chunk(self.chunked)
             members = [*(q for q, _ in last.prompts), *(last.decodes)]
             merged = [q for q in members if q.rules.kv_tokens and q is not self.chunked]

@@ -112,7 +112,7 @@ class Reference:
             limits,
             *self._rule_inputs(rep),
             nodes_of=self._prefix_nodes if params.prefix_caching else None,
-            cache_chunk=partial(self._cache_chunk, rep) if rep.overlaps else None,
+            cache_chunk=(lambda q: self._cache_blocks(rep, q, q.prefilled, "computed")) if rep.overlaps else None,
             shuffle_key=lambda number, q: shuffle_key(params.shuffle_seed, rep.number, number, q.index),
         )
 
@@ -419,9 +419,6 @@ class Reference:
         for q, tokens in step.prompts:
             if q not in done:
                 self._cache_blocks(rep, q, q.prefilled + tokens, "computed")
-
-    def _cache_chunk(self, rep: Replica, q: Request) -> None:
-        self._cache_blocks(rep, q, q.prefilled, "computed")
 
     def _start_overlapped(self, rep: Replica, step: Step) -> None:
         """Note what a step in flight computes. Its tokens count when it ends, after the next step has been formed."""
