@@ -462,7 +462,7 @@ def count_at_start(S, r, end_s):
     """Count the tokens of the step just launched, which ends at ``end_s`` (asynchronous scheduling).
 
     The next step is formed before this end. A request that ends by EOS also decodes in the step after its last token,
-    and that result is lost.
+    and that result is lost. By SGLang's rules tokens count when the step ends.
     """
     rep, w = S.replicas[r], S.work[0]
     if S.params[0].sglang == 1:

@@ -220,6 +220,7 @@ class SglangReplica:
         running: Sequences that decode, in the order in which their prefills have ended.
         is_full: Whether an admission has failed since the last request left ``running``. Then no other is tried.
         chunked: The request whose prompt is half-computed, or None.
+        cache_chunk: With overlap, inserts what ``chunked`` has computed into the tree, before the next step is formed.
     """
 
     def __init__(
@@ -232,21 +233,19 @@ class SglangReplica:
         admissible: Callable[[list[Request], list[Request]], int] | None = None,
         *,
         nodes_of: Callable[[Request], list[int]] | None = None,
-        cache_chunk: Callable[[Request], None] | None = None,
         shuffle_key: Callable[[int, Request], int] = lambda _number, q: q.index,
     ) -> None:
         """``update_keys`` renews the keys of ``waiting``. ``preempt`` frees a request's blocks, and queues it again.
 
         ``admissible`` returns how many of the first waiting requests may join the residents, if memory is reserved by
         predicted length. With a radix cache, ``pool`` is a ``RadixCache``, and ``nodes_of`` returns the nodes of a
-        request's full pages; with overlap, too, ``cache_chunk`` inserts what the chunked request has computed into the
-        tree before the next step is formed. ``shuffle_key`` gives the policy "random" its keys in a pass, by the
-        pass's number.
+        request's full pages. ``shuffle_key`` gives the policy "random" its keys in a pass, by the pass's number.
         """
         self.limits, self.ratio = limits, NewTokenRatio(limits.schedule_conservativeness)
         self.pool, self.waiting = pool, waiting
         self._update_keys, self._preempt, self.admissible = update_keys, preempt, admissible
-        self.nodes_of, self._cache_chunk, self._shuffle_key = nodes_of, cache_chunk, shuffle_key
+        self.nodes_of, self._shuffle_key = nodes_of, shuffle_key
+        self.cache_chunk: Callable[[Request], None] | None = None
         self._passes = self._refreshes = 0
         self.running: list[Request] = []
         self.is_full = False
@@ -295,8 +294,8 @@ class SglangReplica:
         """Move the prompts of the last step to ``running``, and remove sequences that have ended."""
         last, self._last = self._last, None
         if last is not None and last.prompts:
-            if self._cache_chunk and self.chunked and self.chunked in [q for q, _ in last.prompts]:
-                self._cache_chunk(self.chunked)
+            if self.cache_chunk and self.chunked and self.chunked in [q for q, _ in last.prompts]:
+                self.cache_chunk(self.chunked)
             members = [*(q for q, _ in last.prompts), *(last.decodes)]
             merged = [q for q in members if q.rules.kv_tokens and q is not self.chunked]
             if len(merged) < len(members):

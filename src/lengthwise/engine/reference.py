@@ -108,13 +108,15 @@ class Reference:
             SCHEDULE_POLICIES[params.schedule_policy],
             params.refreshes_prefixes,
         )
-        return SglangReplica(
+        made = SglangReplica(
             limits,
             *self._rule_inputs(rep),
             nodes_of=self._prefix_nodes if params.prefix_caching else None,
-            cache_chunk=(lambda q: self._cache_blocks(rep, q, q.prefilled, "computed")) if rep.overlaps else None,
             shuffle_key=lambda number, q: shuffle_key(params.shuffle_seed, rep.number, number, q.index),
         )
+        if rep.overlaps:
+            made.cache_chunk = lambda q: self._cache_blocks(rep, q, q.prefilled, "computed")
+        return made
 
     def _trtllm_replica(self, rep: Replica) -> TrtllmReplica:
         params, settings = self.s.params, self.s.deployment.scheduler.trtllm
