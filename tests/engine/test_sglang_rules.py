@@ -111,6 +111,14 @@ def test_requests_that_ignore_eos_run_beside_each_other_if_their_ends_fit(engine
     assert r.scheduled_s[1] == r.first_token_s[0]
 
 
+def test_both_engines_sort_expected_ends_as_sglang_which_puts_some_before_a_shorter_one():
+    work = requests([11, 7, 16, 6, 9], [37, 26, 63, 39, 38], [37, 26, 63, 39, 38], ignore_eos=np.ones(5, bool))
+    for tokens in range(100, 260, 3):
+        made = deployment(tokens, chunked_prefill=False)
+        one, other = (simulate(work, made, engine=engine).requests.scheduled_s for engine in ("reference", "kernel"))
+        np.testing.assert_array_equal(one, other)
+
+
 CACHED = {"enable_prefix_caching": True, "prefix_cache": "sglang"}
 
 

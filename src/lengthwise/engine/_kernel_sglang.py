@@ -605,25 +605,25 @@ def _add_expected_ends(S, r, slot):
 def _add_expected_end(S, r, slot, is_sorted):
     """Add a request's remaining tokens to ``tmp_key`` and its tokens so far to ``tmp_tie``, the shortest first.
 
-    If ``is_sorted`` is false, insert it before equal ones, and before the last one even if that is shorter (SGLang).
+    If ``is_sorted`` is false, insert it before the first one that is not shorter, or else before the last one (SGLang).
     """
     q, w = S.slots[slot], S.work[0]
     share = 1.0 if S.ignore_eos[q.index] else S.replicas[r].new_token_ratio
     tokens = S.max_tokens[q.index] * share - q.generated
     if tokens <= 0:
         return
-    i = w.ends
-    if not is_sorted and i > 0 and tokens > S.tmp_key[i - 1]:
-        i = i - 1
-        S.tmp_key[i + 1] = S.tmp_key[i]
-        S.tmp_tie[i + 1] = S.tmp_tie[i]
+    at = w.ends if is_sorted else 0
+    if is_sorted:
+        while at > 0 and S.tmp_key[at - 1] > tokens:
+            at -= 1
     else:
-        while i > 0 and (S.tmp_key[i - 1] > tokens or (not is_sorted and S.tmp_key[i - 1] == tokens)):
-            S.tmp_key[i] = S.tmp_key[i - 1]
-            S.tmp_tie[i] = S.tmp_tie[i - 1]
-            i -= 1
-    S.tmp_key[i] = tokens
-    S.tmp_tie[i] = q.prompt + q.generated
+        while at < w.ends - 1 and S.tmp_key[at] < tokens:
+            at += 1
+    for i in range(w.ends, at, -1):
+        S.tmp_key[i] = S.tmp_key[i - 1]
+        S.tmp_tie[i] = S.tmp_tie[i - 1]
+    S.tmp_key[at] = tokens
+    S.tmp_tie[at] = q.prompt + q.generated
     w.ends += 1
 
 
