@@ -269,6 +269,19 @@ def sglang_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
 
 
 @st.composite
+def overlapping_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests that SGLang's rules schedule with overlap of steps, often with few blocks."""
+    workload, other = draw(sglang_worlds())
+    made = dataclasses.replace(other.scheduler, reserve=False, async_scheduling=True, hide_host=draw(st.booleans()))
+    host = draw(st.sampled_from([0.0, 1.0, 20.0]))  # 20: longer than a step takes on the GPU
+    cost = dataclasses.replace(other.cost, host_s=host * other.cost.host_s)
+    least = -(-other.max_model_len // other.kv.block_size) + draw(st.sampled_from([0, 1, 4]))
+    kv = dataclasses.replace(other.kv, num_blocks=draw(st.sampled_from([other.kv.num_blocks, least, least])))
+    limits = dataclasses.replace(other.limits, timeout_s=INFINITY, max_in_flight=None)
+    return workload, dataclasses.replace(other, scheduler=made, cost=cost, kv=kv, limits=limits)
+
+
+@st.composite
 def trtllm_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     """Requests on replicas that TensorRT-LLM's rules schedule, with any settings, rank and router."""
     policy, chunked = draw(st.sampled_from(CAPACITY_POLICIES)), draw(st.booleans())

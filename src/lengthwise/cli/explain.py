@@ -289,12 +289,12 @@ def _show_engines(variant: Variant) -> None:
                 refusing = ["here"] if variant.deployment.scheduler.trtllm is not None else []
                 values |= dict.fromkeys(["trtllm", *refusing], "not modelled")
             rows.append((f"{section}.{key}", *(_toml_value(one) for one in values.values())))
-    overlap = ["false*" if name == "vllm" else "not modelled" for name in order]
+    overlap = ["not modelled" if name == "trtllm" else "false*" for name in order]
     rows.append(("scheduler.async_scheduling", *overlap, _toml_value(variant.deployment.scheduler.async_scheduling)))
     print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
     typer.echo(
-        "* The server does so by default; vLLM here, too, with true. Overlapping steps, the default of SGLang and "
-        "TensorRT-LLM, are not modelled."
+        "* The server does so by default, and here, too, with true. Overlapping steps, the default of TensorRT-LLM, "
+        "are not modelled."
     )
     typer.echo()
 

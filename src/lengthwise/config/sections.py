@@ -523,7 +523,7 @@ class SchedulerSection(Section):
     max_wait_s: Wait | None = None  # requests with a longer total wait precede all others, in order of arrival
     batch_wait_s: Wait | None = None  # longest wait of a bin's first request for a full bin
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
-    async_scheduling: bool | None = None  # true: a step is formed while the step before it runs, as in vLLM
+    async_scheduling: bool | None = None  # true: a step is formed while the step before it runs (vLLM, SGLang)
     hide_host: bool | None = None  # true: the host prepares a step while the GPU runs the step before it
     # maximum prompt tokens of one request in a step, unless it is the only request of the replica; 0: no limit (vLLM)
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**24)] | None = None

@@ -353,10 +353,14 @@ def preempt(S, r, slot, now_s, rank):
         pass
     elif q.decoding == 1:
         remove(S, rep.idle_group, slot)
+        if rep.ahead == 1:  # It has a decode in flight (SGLang with overlap).
+            q.blocks = max(q.blocks, (q.prompt + q.generated + params.block_size - 1) // params.block_size)
+    elif q.place >= 0 and params.sglang == 1:
+        rep.joining -= 1
     else:
         remove_partial(S, r, slot)
     blocks = q.blocks
-    if params.async_scheduling == 1:
+    if params.async_scheduling == 1 and params.sglang == 0:
         ends_in_flight = _preempt_in_flight(S, r, slot)
     else:
         ends_in_flight = False

@@ -37,7 +37,7 @@ from lengthwise.engine._kernel_memory import (
     requeue,
     update_ranks,
 )
-from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
+from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica, release_blocks
 from lengthwise.engine._kernel_queue import push_event, queue_pop
 from lengthwise.engine._kernel_reserve import adapt_margin
 from lengthwise.engine._kernel_sglang import insert_prompts, lower_ratio, merge_prompts, note_room
@@ -59,6 +59,8 @@ def launch(S, D, r, now_s):
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     flight = S.flights[w.flight]
     kv_tokens = S.groups[flight.group].kv_tokens if w.decodes > 0 else 0
+    if S.params[0].async_scheduling == 1 and S.params[0].sglang == 1 and w.decodes > 0:
+        kv_tokens = w.kv_tokens  # The decodes stay in the idle group.
     end_s, pairs, completed = _run_stages(S, D, r, now_s, kv_tokens)
     rep.tokens += w.decodes + w.drafts + w.prompt_tokens
     rep.swap_s += w.swap_s
@@ -66,7 +68,10 @@ def launch(S, D, r, now_s):
     rep.pairs += pairs
     rep.kv_read += kv_tokens
     if S.params[0].dp == 1:
-        busy_s = _record_step(S, r, now_s, end_s, w.decodes + w.accepted + completed)
+        outputs = w.decodes + w.accepted + completed
+        if S.params[0].async_scheduling == 1 and S.params[0].sglang == 1:
+            outputs = 0  # They count at the step's end.
+        busy_s = _record_step(S, r, now_s, end_s, outputs)
         if S.params[0].reserve == 1:
             adapt_margin(S, r, busy_s)
     else:
@@ -407,7 +412,10 @@ def _end_verification(S, r, g, now_s):
 def end_step(S, D, r, now_s, rank, router):  # noqa: C901, PLR0912  one sequence
     """End the replica's oldest step in flight. Under disaggregation, ``router`` chooses the decode replicas."""
     if S.params[0].async_scheduling == 1:
-        _end_async_step(S, r, now_s)
+        if S.params[0].sglang == 1:
+            _end_overlapped_step(S, r, now_s)
+        else:
+            _end_async_step(S, r, now_s)
         return
     rep, stride = S.replicas[r], S.params[0].stride
     f = r * stride + rep.first_flight
@@ -454,9 +462,12 @@ def count_at_start(S, r, end_s):
     """Count the tokens of the step just launched, which ends at ``end_s`` (asynchronous scheduling).
 
     The next step is formed before this end. A request that ends by EOS also decodes in the step after its last token,
-    and that result is lost.
+    and that result is lost. By SGLang's rules tokens count when the step ends.
     """
     rep, w = S.replicas[r], S.work[0]
+    if S.params[0].sglang == 1:
+        _start_overlapped(S, r)
+        return
     flight, idle_tokens = S.flights[w.flight], 0
     if w.decodes > 0:
         rep.idle_group, flight.group = flight.group, rep.idle_group
@@ -532,6 +543,112 @@ def _end_async_step(S, r, now_s):
         if S.slots[slot].blocks == 0:  # Preempted: it is no resident.
             S.running[r] += 1
         _finish(S, r, slot, now_s)
+
+
+@jit_cold
+def _start_overlapped(S, r):
+    """Note what the step just launched computes (SGLang with overlap). Its tokens count when it ends."""
+    rep, w = S.replicas[r], S.work[0]
+    S.flights[w.flight].decodes = w.decodes
+    rep.ahead = 1 if w.decodes > 0 else 0
+    rep.unmerged = w.flight + 1 if w.prompts > 0 else 0
+    for i in range(w.prompts):
+        slot = S.prompt_slot[w.flight, i]
+        q = S.slots[slot]
+        q.prefilled += S.prompt_chunk[w.flight, i]
+        S.prompt_chunk[w.flight, i] = 1 if q.prefilled == q.context else 0
+        if q.prefilled < q.context:
+            _add_partial(S, r, slot)
+            rep.has_chunk = 1
+
+
+@jit_cold
+def _end_overlapped_step(S, r, now_s):
+    """End the oldest step in flight under SGLang's rules with overlap (``Reference._end_overlapped_step``)."""
+    rep, stride, g, finished = S.replicas[r], S.params[0].stride, S.replicas[r].idle_group, 0
+    f, outputs, is_alone = r * stride + rep.first_flight, 0, S.groups[g].members == 0
+    flight = S.flights[f]
+    is_mixed = flight.decodes > 0
+    rep.first_flight = (rep.first_flight + 1) % stride
+    rep.in_flight -= 1
+    rep.is_blocked = 0
+    if rep.in_flight == 0:
+        rep.ahead = 0
+    if is_mixed and S.groups[g].members > 0:
+        outputs = S.groups[g].members
+        _advance_group(S, r, g, now_s)
+        slot = pop_finished(S, g)
+        while slot >= 0:
+            S.tmp_slot[finished] = slot
+            finished += 1
+            slot = pop_finished(S, g)
+        _sort_ends(S, r, finished)
+    rep.is_reordered = 0
+    for i in range(flight.prompts):
+        slot = S.prompt_slot[f, i]
+        if S.prompt_chunk[f, i] == 1 and S.slots[slot].blocks > 0:
+            outputs += 1
+            _end_overlapped_prompt(S, r, slot, now_s)
+    for i in range(finished):
+        _finish_overlapped(S, r, S.tmp_slot[i], now_s)
+    S.series[r, int(now_s / rep.series_bin_s), 5] += outputs
+    rep.joining = 0
+    if rep.unmerged == f + 1:  # No step was formed while this one ran, because it took no time.
+        merge_prompts(S, r, f, is_mixed, is_mixed or is_alone)
+        rep.unmerged = 0
+    flight.prompts = 0
+
+
+@jit_cold
+def _sort_ends(S, r, count):
+    """Sort the ``count`` slots in ``tmp_slot`` by their order in the step that ends."""
+    is_reordered = S.replicas[r].is_reordered == 1
+    for end in range(1, count):
+        i, slot = end, S.tmp_slot[end]
+        at = S.slots[slot].return_number if is_reordered else S.slots[slot].place
+        while i > 0:
+            before = S.slots[S.tmp_slot[i - 1]]
+            if (before.return_number if is_reordered else before.place) < at:
+                break
+            S.tmp_slot[i] = S.tmp_slot[i - 1]
+            i -= 1
+        S.tmp_slot[i] = slot
+
+
+@jit_cold
+def _end_overlapped_prompt(S, r, slot, now_s):
+    q, rep = S.slots[slot], S.replicas[r]
+    first_s = S.results[q.index].first_token_s
+    if first_s != first_s:  # noqa: PLR0124  NaN
+        S.results[q.index].first_token_s = now_s
+    else:
+        _count_gap(S, r, now_s - q.last_token_s, 1)
+    q.last_token_s = now_s
+    q.generated += 1
+    q.decoding = 1
+    if q.generated == q.output:
+        _finish_overlapped(S, r, slot, now_s)
+        return
+    if S.params[0].prefix_caching == RADIX:
+        cache_blocks(S, r, q, q.context)
+    if rep.ahead == 1 and q.context % S.params[0].block_size == 0:
+        q.blocks += 1
+    join(S, rep.idle_group, slot)
+
+
+@jit_cold
+def _finish_overlapped(S, r, slot, now_s):
+    """Finish a request, which is also in the next step, unless that was known to be one too many or has no decodes."""
+    q, rep, size = S.slots[slot], S.replicas[r], S.params[0].block_size
+    tokens = q.prompt + q.generated - 1
+    if rep.ahead == 1 and q.output < S.max_tokens[q.index]:
+        tokens += 1
+        q.blocks = max(q.blocks, (tokens + size - 1) // size)
+    if S.params[0].prefix_caching == RADIX:
+        cache_blocks(S, r, q, tokens)
+        release_blocks(S, r, q, q.blocks)
+        q.blocks = 0
+    _finish(S, r, slot, now_s)
 
 
 @jit_cold

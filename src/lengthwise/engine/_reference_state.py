@@ -739,7 +739,8 @@ class Step:
         prompts: (request, tokens of its prompt that the step computes).
         paused: Residents that decode, but get no token from this step, because it computes prompts (PAUSE_DECODES).
         deferred: Requests that are out of the queue while the step is formed, because their chunks are in transfer.
-        emitting: Under asynchronous scheduling, requests that get a token when the step ends.
+        emitting: Under asynchronous scheduling, requests that get a token when the step ends (by SGLang's rules, only
+            those whose prompt it completes).
         finishing: Those of ``emitting`` for which it is the last token.
         is_served: Whether vLLM's priority has served the residents one by one, because blocks were short.
         busy_s: Seconds by which the step extends the time in which the replica is busy.
@@ -774,8 +775,8 @@ class Step:
 
     @property
     def kv_tokens(self) -> int:
-        """Return how many KV tokens the decodes read."""
-        return sum(q.context for q in self.decodes)
+        """Return how many KV tokens the decodes read, the one that they compute included."""
+        return sum(q.rules.kv_tokens or q.context for q in self.decodes)
 
     @property
     def decode_tokens(self) -> int:
@@ -815,6 +816,7 @@ class Replica:
         trtllm: The ``TrtllmReplica`` that forms the steps, or None.
         pending: Whether the replica is to be scheduled at this instant.
         host_free_s: When the host is free to form another step.
+        overlaps: Whether SGLang's rules form each step before the one before it ends.
         wake_s: When the host becomes free for a step that had to wait for it, or infinity.
         is_blocked: Whether the replica forms no step before the oldest step in flight ends: the last one was empty.
         gate: The admission test of memory reserved by predicted length, or None.
@@ -840,6 +842,7 @@ class Replica:
         self.tier = Tier(setup.params, storage)
         self.sglang: Any = None
         self.trtllm: Any = None
+        self.overlaps = setup.params.sglang and setup.params.async_scheduling
         share = setup.params.max_recompute_share
         self.gate = MemoryGate(share, setup.needs) if setup.params.reserve else None
         self.round_steps: list[Step] = []
@@ -943,6 +946,7 @@ class Replica:
             row["series_bin_s"] *= 2
         outputs = sum(q.last.emits for q in step.decodes if q.generated < q.output)
         outputs += sum(q.prefilled + chunk == q.context for q, chunk in step.prompts)
+        outputs *= not self.overlaps  # They count at the step's end.
         values = (busy_s, step.seqs * busy_s, waiting * busy_s, in_use * busy_s, prompt_tokens, outputs)
         self.series[int(end_s / row["series_bin_s"])] += values
         if step.seqs:

@@ -219,7 +219,8 @@ def _new_slot(S, i):
     q.admission = q.cached_segment = q.last_flight = q.place = q.hit = -1
     q.last_token_s = q.queued_for_s = q.charged_tokens = 0.0
     q.waiting = 1
-    q.extra_steps = 1 - S.ends_at_limit[i] if S.params[0].async_scheduling == 1 else 0
+    ahead = S.params[0].async_scheduling == 1 and S.params[0].sglang == 0
+    q.extra_steps = 1 - S.ends_at_limit[i] if ahead else 0
     q.queued_at_s = q.arrival_s
     return slot
 

@@ -85,6 +85,7 @@ replica_t = _record(
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
     incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index ending is_blocked wakes
     passes refreshes spare_blocks preempted_tokens prompt_tokens drafts decodes draft_tokens accepted_tokens
+    joining ahead unmerged has_chunk is_reordered
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
@@ -109,9 +110,14 @@ Rules of SGLang and TensorRT-LLM (``_kernel_sglang``, ``_kernel_trtllm``): ``bat
 number of ``ordered`` residents in ``State.batch_order``, the sum of the residents' ``reserved`` blocks, and the queue
 key and index of the last resident in order (``last_key``, ``last_index``). SGLang's alone: the number of ``passes``
 over the queue, of ``refreshes`` (passes that may refresh the prefixes of waiting requests), and of the free blocks that
-keep their contents when ``make_room`` runs next (``spare_blocks``). Asynchronous scheduling: ``ending`` requests of
-``State.ending`` have their last token in flight, a replica that ``is_blocked`` waits for the end of the oldest step
-in flight, the host is free at ``host_free_s``, and ``wakes`` is 1 if an event at that time is pending."""
+keep their contents when ``make_room`` runs next (``spare_blocks``); with overlap (``_kernel_sglang``) how many requests
+are ``joining``, whether the step formed last decodes and is in flight (``ahead``), 1 + that step in flight while its
+prompts are not in the order of decodes (``unmerged``, else 0), whether a chunk is not in the tree yet (``has_chunk``),
+and whether ``return_number`` is the order of the requests in the step in flight (``is_reordered``).
+
+Asynchronous scheduling: ``ending`` requests of ``State.ending`` have their last token in flight, a replica that
+``is_blocked`` waits for the end of the oldest step in flight, the host is free at ``host_free_s``, and ``wakes`` is 1
+if an event at that time is pending."""
 
 cached_t = np.dtype(
     [("node", "i8")] + [(name, "i4") for name in ("holders", "next", "previous", "next_copy")], align=True
@@ -250,7 +256,7 @@ work_t = _record(
     """
     flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred left_input
     left_chunk allocated ends is_served candidate max_chunk drafts draft_pairs accepted found_length
-    found_skipped found_boundary
+    found_skipped found_boundary left_out left_out_blocks left_out_tokens kv_tokens
     """,
     "swap_s reserved draft_s",
 )
@@ -266,4 +272,6 @@ verify ``drafts`` proposed tokens with ``draft_pairs`` keys and accept ``accepte
 
 SGLang's rules: the step may have ``left_input`` more tokens by ``max_prefill_tokens`` and ``left_chunk`` more by
 ``chunked_prefill_size``; its sequences take ``allocated`` tokens of the GPU pool, ``reserved`` tokens are kept free for
-these and for the rest of all outputs, and ``ends`` expected ends are in ``State.tmp_key``."""
+these and for the rest of all outputs, and ``ends`` expected ends are in ``State.tmp_key``. With overlap, the decodes
+read ``kv_tokens``, and ``left_out`` sequences, which would need ``left_out_blocks`` and read ``left_out_tokens``, are
+not among them."""

@@ -561,7 +561,7 @@ def _record_unfinished(state: State) -> None:
     for g, group in enumerate(state.groups):
         members = state.heaps[g, : int(group["members"])] & 0xFFFFFFFF
         tokens[members] += group["steps"] - slots["join_step"][members]
-    if state.params[0]["async_scheduling"]:
+    if state.params[0]["async_scheduling"] and not state.params[0]["sglang"]:
         tokens -= _tokens_in_flight(state, tokens)
     cut = state.results["status"][index] == Status.UNFINISHED
     state.results["output_tokens"][index[cut]] = np.maximum(tokens[cut], 0)

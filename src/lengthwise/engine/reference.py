@@ -108,12 +108,15 @@ class Reference:
             SCHEDULE_POLICIES[params.schedule_policy],
             params.refreshes_prefixes,
         )
-        return SglangReplica(
+        made = SglangReplica(
             limits,
             *self._rule_inputs(rep),
             nodes_of=self._prefix_nodes if params.prefix_caching else None,
             shuffle_key=lambda number, q: shuffle_key(params.shuffle_seed, rep.number, number, q.index),
         )
+        if rep.overlaps:
+            made.cache_chunk = lambda q: self._cache_blocks(rep, q, q.prefilled, "computed")
+        return made
 
     def _trtllm_replica(self, rep: Replica) -> TrtllmReplica:
         params, settings = self.s.params, self.s.deployment.scheduler.trtllm
@@ -179,7 +182,7 @@ class Reference:
             for q in (*rep.running, *rep.loading, *rep.queue.waiting, *finishing):
                 self.results[q.index]["output_tokens"] = self._output_tokens(q)
                 self.results[q.index]["queued_for_s"] = q.wait.before_s
-            for q in [q for step in rep.flights for q in step.emitting]:
+            for q in [q for step in rep.flights for q in step.emitting if not rep.overlaps]:
                 self.results[q.index]["output_tokens"] -= 1
         for i, row in enumerate(self.results):
             if self.parents_left[i] > 0 and row["status"] == Status.UNFINISHED:
@@ -366,7 +369,9 @@ class Reference:
             return False
         step = rep.flights.pop(0)
         rep.pending = True
-        if rep.s.params.async_scheduling:
+        if rep.overlaps:
+            self._end_overlapped_step(rep, step, now)
+        elif rep.s.params.async_scheduling:
             self._end_async_step(rep, step, now)
         else:
             self._end_sync_step(rep, step, now)
@@ -416,6 +421,37 @@ class Reference:
         for q, tokens in step.prompts:
             if q not in done:
                 self._cache_blocks(rep, q, q.prefilled + tokens, "computed")
+
+    def _start_overlapped(self, rep: Replica, step: Step) -> None:
+        """Note what a step in flight computes. Its tokens count when it ends, after the next step has been formed."""
+        rep.idle += [*step.decodes, *(q for q, _ in step.prompts)]
+        for q, chunk_tokens in step.prompts:
+            q.prefilled += chunk_tokens
+        step.emitting = [q for q, _ in step.prompts if q.prefilled == q.context]
+
+    def _end_overlapped_step(self, rep: Replica, step: Step, now: float) -> None:
+        """End a step under SGLang's rules with overlap. A request that has left since it was formed gets no token.
+
+        Prompts enter the tree, and ended requests free their pages, in the order of the step, prompts first.
+        """
+        rep.is_blocked = False
+        rep.sglang.end(step)
+        prompts, decodes = ([q for q in part if q.rules.kv_tokens] for part in (step.emitting, step.decodes))
+        for last in sorted(times := Counter(q.last.token_s for q in decodes)):  # type: ignore[type-var]
+            rep.count_gap(now - last, times[last])  # type: ignore[operator]
+        column = kernel_layout.SERIES_COLUMNS.index("output_tokens")
+        rep.series[int(now / rep.totals["series_bin_s"]), column] += len(prompts) + len(decodes)
+        for q in (*prompts, *decodes):
+            ends = q.generated + 1 == q.output
+            if ends or q in prompts:
+                self._cache_blocks(rep, q, q.rules.kv_tokens if ends else q.context, "ended")
+            if ends:
+                rep.pool.release(q.cached, q.blocks - len(q.cached))
+                q.blocks, q.cached, q.rules.kv_tokens = 0, (), 0
+            if q in prompts and q.last.token_s is not None:
+                rep.count_gap(now - q.last.token_s, 1)
+            rep.idle.remove(q)
+            self._emit(rep, q, now)
 
     def _count_at_start(self, rep: Replica, step: Step) -> None:
         """Count a step's tokens at its start, because the next step is formed before it ends (asynchronous scheduling).
@@ -1272,7 +1308,9 @@ class Reference:
         rep.flights.append(step)
         if rep.gate:
             rep.adapt_gate(step)
-        if rep.s.params.async_scheduling:
+        if rep.overlaps:
+            self._start_overlapped(rep, step)
+        elif rep.s.params.async_scheduling:
             self._count_at_start(rep, step)
 
     def _count_drafts(self, rep: Replica, step: Step) -> Drafts | None:

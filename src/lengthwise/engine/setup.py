@@ -617,7 +617,7 @@ def _check_vllm_rules(deployment: Deployment, policies: Policies) -> None:
         f"victim {victim.name!r}": victim == known("rank")["priority"],
     }
     victims = {f"victim {victim.name!r}": victim not in [known("rank")[name] for name in VLLM_VICTIMS]}
-    if scheduler.async_scheduling:
+    if scheduler.async_scheduling and scheduler.sglang is None:
         _refuse("async_scheduling", "false", parts | others)
     if scheduler.long_prefill_token_threshold:
         _refuse("long_prefill_token_threshold", "0", parts | victims)

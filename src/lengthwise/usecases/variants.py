@@ -218,7 +218,7 @@ def smallest_tp(scenario: Scenario) -> int:
 
     Raises DoesNotFitError if there is none.
     """
-    with located(scenario, scenario, with_key=True):
+    with location_note(scenario, scenario, with_key=True):
         try:
             return deployment(scenario).parallel.tp
         except DoesNotFitError as error:
