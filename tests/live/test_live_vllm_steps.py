@@ -43,6 +43,7 @@ LAYERS = {
     "jamba-v0.1": (4, 0, 0, False, 28, 8, 128, 8192 * (16 + 3)),
     "mistral-7b": (0, 32, 4096, False, 0, 8, 128, 0),
     "more kinds": (5, 7, 24, False, 6, 1, 4, 100),
+    "few states": (4, 0, 0, False, 9, 1, 4, 100),
 }
 NAMES = ("full", "local", "local_tokens", "chunked", "states", "kv_heads", "head_dim", "state_elements")
 """Layers with full attention, with windows or chunks, of how many tokens, whether chunks, with states; and sizes."""
@@ -68,6 +69,7 @@ def hybrid_world(seed):
 
 
 WINDOWED = [name for name, layers in LAYERS.items() if not layers[NAMES.index("states")]]
+ALIGNED = ["qwen3-next-80b-a3b", "jamba-v0.1", "few states"]
 
 
 def cached_hybrid_world(seed):
@@ -82,7 +84,34 @@ def cached_hybrid_world(seed):
     if rng.random() < 0.7:  # a window of a few blocks, in prompts of many
         made["layers"]["local_tokens"] = int(rng.choice([1, 2, 16, 17, 33, 48, 65, 100]))
     blocks = planned_kv(made).longest_blocks(made["max_model_len"]) + int(rng.choice([0, 3, 10, 40, 200]))
-    return made | {"caching": True, "block_tokens": plain["block_tokens"] * scale, "blocks": blocks}
+    made |= {"caching": True, "block_tokens": plain["block_tokens"] * scale, "blocks": blocks}
+    return with_documents(made, rng)
+
+
+def aligned_world(seed):
+    """A world whose model has states, of which prompts with shared prefixes find those at the ends of blocks."""
+    number, rng = list(LAYERS).index(ALIGNED[seed % len(ALIGNED)]), np.random.default_rng([seed, 8])
+    plain = random_world(3 * seed * len(LAYERS) + 3 * number)
+    made = hybrid_world(seed * len(LAYERS) + number)
+    scale = made["max_model_len"] // plain["max_model_len"]
+    if rng.random() < 0.8:  # States of a block of 16 tokens.
+        made["layers"]["state_elements"] = 2 * made["layers"]["kv_heads"] * made["layers"]["head_dim"]
+    made |= {"caching": True, "block_size": 16, "block_tokens": plain["block_tokens"] * scale}
+    kv = planned_kv(made)
+    for one, shared in zip(made["requests"], plain["requests"], strict=True):
+        one |= {name: shared[name] for name in ("block_ids", "previous_turn")}
+    blocks = kv.longest_blocks(made["max_model_len"]) + int(rng.choice([0, 3, 10, 40, 200]))
+    return with_documents(made | {"block_size": kv.block_size, "blocks": blocks}, rng)
+
+
+def with_documents(made, rng):
+    """Let half of the prompts, in most worlds, begin with a part of one of three documents."""
+    share = rng.choice([0.0, 0.5, 0.9])
+    for one in made["requests"]:
+        if one["previous_turn"] < 0 and rng.random() < share:
+            document, blocks = 100 * int(rng.integers(0, 3)), int(one["prompt"] // made["block_tokens"])
+            one["block_ids"] = [document + k for k in range(rng.integers(blocks // 2, blocks + 1))]
+    return made
 
 
 def speculating_world(seed):
@@ -171,3 +200,11 @@ def test_every_step_with_prefix_caches_in_groups_is_that_of_vllm():
     assert counts["steps"] > 50 * WORLDS
     assert counts["fcfs preemptions"] > WORLDS / 2, counts
     assert counts["cached"] > WORLDS, counts
+
+
+def test_every_step_with_prefix_caches_of_states_is_that_of_vllm():
+    counts, different = compared(range(WORLDS), world=aligned_world)
+    assert not different[:1]
+    assert counts["steps"] > 50 * WORLDS
+    assert counts["fcfs preemptions"] > WORLDS / 2, counts
+    assert counts["cached"] > WORLDS / 2, counts

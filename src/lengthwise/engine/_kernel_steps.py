@@ -564,6 +564,7 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
         _queue_for_decode(S, D, r, slot, now_s, rank, router)
     else:
         assign_return_number(S, slot)
+        S.replicas[r].newest_decode = max(S.replicas[r].newest_decode, q.admission)
         join(S, S.replicas[r].idle_group, slot)
 
 
@@ -733,7 +734,7 @@ def can_repeat(S, r, end_s, until_s):
     need = S.block_needs[g, (group.steps + 1) % params.block_size]
     if params.hybrid == 1:
         need *= params.attention_groups
-    return rep.free_blocks - need >= 1 and not frees_contents(S, g, group.steps + 1)
+    return rep.free_blocks - need >= 1 and not frees_contents(S, r, g, group.steps + 1)
 
 
 @jit
@@ -756,7 +757,7 @@ def end_in_place(S, r, end_s):
         lower_ratio(S, r)
         note_room(S, r, S.groups[g].members)
     if S.params[0].hybrid == 1:
-        need = need * S.params[0].attention_groups - free_skipped(S, g)
+        need = need * S.params[0].attention_groups - free_skipped(S, r, g)
     rep.free_blocks -= need
     rep.in_flight -= 1
     rep.steps_since_check += 1

@@ -160,7 +160,9 @@ class GroupPool:
     Every group has blocks and contents of its own; groups of windows or chunks come first, as their layers do in the
     models. A prefix is found if all groups have it: full attention every block, windows those of the last window, and
     chunks those of the last chunk. Windows give contents only to the blocks that one of ``boundaries`` needs
-    (prefix_cache_retention_interval 0).
+    (prefix_cache_retention_interval 0). States (``KvGroups.aligned``) are as windows of two tokens, of which a step
+    writes only the last block. ``fresh`` has the states that the step being formed writes, which no other request can
+    continue in the same step.
     """
 
     caches_when = BlockPool.caches_when
@@ -168,6 +170,7 @@ class GroupPool:
     def __init__(self, blocks: int, groups: KvGroups) -> None:
         self.pool, self.groups, self.number = BlockPool(blocks), groups, groups.local + groups.full
         self.take = self.pool.take
+        self.fresh: set[int] = set()
 
     @property
     def free(self) -> int:
@@ -212,6 +215,10 @@ class GroupPool:
         """Return how many of the nodes, from the first on, are found."""
         return self.find(nodes).length
 
+    def must_wait(self, found: GroupPrefix, nodes: list[int]) -> bool:
+        """Return whether the state after a found prefix is only written by the step that is being formed."""
+        return found.length > 0 and nodes[found.length - 1] in self.fresh
+
     def in_use(self, prefix: GroupPrefix, requests: int = 1) -> int:
         """Return how many blocks of the prefix at least ``requests`` requests use."""
         return self.pool.in_use(self._blocks(prefix), requests)
@@ -228,6 +235,9 @@ class GroupPool:
         groups = self.groups
         for k in range(cached.length, len(nodes)):
             is_needed = groups.chunked or any(end - groups.window_blocks <= k < end for end in cached.boundaries)
+            if groups.aligned:
+                is_needed = is_needed and k == len(nodes) - 1
+                self.fresh.update(nodes[k : k + is_needed])
             for g, table in enumerate(cached.tables):
                 block = CachedBlock(nodes[k] * self.number + g) if g >= groups.local or is_needed else None
                 if block:
@@ -238,9 +248,10 @@ class GroupPool:
 
     def skip(self, cached: GroupPrefix, first: int, end: int) -> None:
         """Free a request's blocks from ``first`` up to ``end`` in the local groups, before their windows."""
+        freed = 1 if self.groups.aligned else end - first
         for table in cached.tables[: self.groups.local]:
             found = [block for block in table[first:end] if block]
-            self.pool.release(found, end - first - len(found))
+            self.pool.release(found, freed - len(found))
             table[first:end] = [None] * len(table[first:end])
 
     def release(self, cached: GroupPrefix, others: int = 0) -> None:

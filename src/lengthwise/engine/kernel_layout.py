@@ -85,6 +85,7 @@ replica_t = _record(
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
     incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index ending is_blocked wakes
     passes refreshes spare_blocks preempted_tokens prompt_tokens drafts decodes draft_tokens accepted_tokens
+    fresh newest_decode
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
@@ -101,6 +102,8 @@ residents nor requests that wait for a load have a timeout before ``deadline_s``
 without attention and collectives, ``embedding_s`` of the token embedding.
 With speculation, the drafter proposes ``drafts`` tokens for each sequence of the next step; ``decodes``,
 ``draft_tokens``, ``accepted_tokens`` and ``draft_s`` are those of ``SpeculationTotals``.
+With a prefix cache of states (``Params.aligned``), the step being formed has written ``fresh`` nodes of ``State.fresh``,
+and no admission that has begun to decode has a higher number than ``newest_decode``.
 
 Memory reserved by predicted length (``policy.reservation``): the ``margin``, the ``preempted_tokens`` of requests that
 lack of memory preempted since the last step, and the ``prompt_tokens`` of all steps, which took ``prompt_s``.
@@ -232,7 +235,7 @@ param_t = _record(
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
     vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed long_prefill_token_threshold
     hybrid attention_groups local_groups local_tokens chunked_local local_cap window_blocks state_groups speculates
-    lookahead_tokens
+    lookahead_tokens aligned
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
