@@ -171,7 +171,7 @@ def hybrid_groups(shard: Shard, limits: EngineLimits) -> tuple[KvGroups, int] | 
     local = attention.windowed_layers if attention.window_tokens else 0
     states = attention.linear.layers if attention.linear else 0
     caches = states > 0 and limits.enable_prefix_caching
-    if not local + states or attention.is_mla or shard.parallel.pp > 1 or (caches and local):
+    if not local + states or attention.is_mla or shard.parallel.pp > 1 or (caches and (local or limits.max_step_seqs)):
         return None
     size, *groups = group_layers(model.layers - local - states, local, states)
     block_size = limits.block_size
