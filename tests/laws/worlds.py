@@ -411,7 +411,7 @@ def speculation_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     chosen = draw(speculations())
     seqs = other.limits.max_num_seqs
     limits = dataclasses.replace(
-        other.limits, max_step_seqs=None, enable_prefix_caching=False, prefix_cache="vllm", radix_eviction_policy="lru",
+        other.limits, max_step_seqs=None, prefix_cache="vllm", radix_eviction_policy="lru", kv_offloading=None,
         max_num_batched_tokens=seqs * (1 + chosen.num_speculative_tokens) + draw(st.sampled_from([0, 1, 30, 500])),
     )  # fmt: skip
     made = dataclasses.replace(

@@ -184,6 +184,9 @@ def scheduler(model, world):
     )
     if chosen and chosen["method"] == "eagle":  # whose head would have to be loaded
         made.num_lookahead_tokens = chosen["num_speculative_tokens"]
+        coordinator = made.kv_cache_manager.coordinator
+        made.use_eagle_block_drop = coordinator.single_type_managers[0].use_eagle = True
+        coordinator.eagle_group_ids = {0}
     if tier:
         made.connector.connector_scheduler.manager = manager_of(world)
         build = made.connector.build_connector_meta

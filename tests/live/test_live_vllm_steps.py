@@ -93,13 +93,14 @@ def aligned_world(seed):
     number, rng = list(LAYERS).index(ALIGNED[seed % len(ALIGNED)]), np.random.default_rng([seed, 8])
     plain = random_world(3 * seed * len(LAYERS) + 3 * number)
     made = hybrid_world(seed * len(LAYERS) + number)
-    scale = made["max_model_len"] // plain["max_model_len"]
     if rng.random() < 0.8:  # States of a block of 16 tokens.
         made["layers"]["state_elements"] = 2 * made["layers"]["kv_heads"] * made["layers"]["head_dim"]
-    made |= {"caching": True, "block_size": 16, "block_tokens": plain["block_tokens"] * scale}
+    made |= {"caching": True, "block_size": 16}
     kv = planned_kv(made)
+    made["block_tokens"] = int(rng.choice([16, kv.block_size, 2 * kv.block_size]))
     for one, shared in zip(made["requests"], plain["requests"], strict=True):
-        one |= {name: shared[name] for name in ("block_ids", "previous_turn")}
+        one["previous_turn"] = shared["previous_turn"]
+        one["block_ids"] = shared["block_ids"][: one["prompt"] // made["block_tokens"]]
     blocks = kv.longest_blocks(made["max_model_len"]) + int(rng.choice([0, 3, 10, 40, 200]))
     return with_documents(made | {"block_size": kv.block_size, "blocks": blocks}, rng)
 
@@ -118,12 +119,11 @@ def speculating_world(seed):
     """A world whose decodes verify proposed tokens, by n-gram (no look-ahead slots) or EAGLE, in little memory."""
     made, rng = world(3 * seed), np.random.default_rng([seed, 6])
     k = int(rng.integers(1, 6))
-    for one in made["requests"]:
-        one["prompt"] = max(2, one["prompt"])  # vLLM pads a prompt of one token to the size of a verification
-        one |= {"block_ids": [], "previous_turn": -1}
-        one["max_tokens"] = min(one["max_tokens"], made["max_model_len"] - one["prompt"])
-        one["output"] = min(one["output"], one["max_tokens"])
-    made |= {"caching": False, "long_prefill_token_threshold": 0}
+    made |= {"caching": seed % 2 == 1, "long_prefill_token_threshold": 0}
+    if made["caching"]:
+        with_documents(made, rng)
+    else:
+        made["requests"] = [one | {"block_ids": [], "previous_turn": -1} for one in made["requests"]]
     made["max_num_batched_tokens"] = max(made["max_num_batched_tokens"], made["max_num_seqs"] * (1 + k))
     made["speculation"] = {
         "method": str(rng.choice(["ngram", "eagle"])), "num_speculative_tokens": k,
@@ -184,6 +184,7 @@ def test_every_step_that_verifies_proposed_tokens_is_that_of_vllm():
     assert not different[:1]
     assert counts["steps"] > 20 * WORLDS
     assert counts["fcfs preemptions"] > WORLDS / 2, counts
+    assert counts["cached"] > WORLDS, counts
     assert counts["steps with several tokens"] > 5 * WORLDS, counts
 
 

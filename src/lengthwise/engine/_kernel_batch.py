@@ -32,6 +32,7 @@ from lengthwise.engine._kernel_memory import (
 from lengthwise.engine._kernel_prefix import (
     cache_blocks,
     count_shared,
+    drop_block,
     find_cached,
     must_wait,
     reuse_found,
@@ -401,7 +402,7 @@ def _take_blocks(S, r, q, blocks, found, tokens):
         reuse_found(S, r, q, found)
         q.prefilled = found * params.block_size
     if params.prefix_caching == 1 and q.swapped == 0:
-        cache_blocks(S, r, q, tokens)
+        cache_blocks(S, r, q, min(tokens, q.context))
     if q.admission < 0:
         S.results[q.index].cached_tokens = found * params.block_size
 
@@ -480,7 +481,7 @@ def _try_load(S, r, slot, found, shared, now_s, memory):
 def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory, rules):  # noqa: C901, PLR0911, PLR0912
     rep, w = S.replicas[r], S.work[0]
     params, queue = S.params[rep.side], S.queues[rep.queue]
-    admitted, bin_batch = 0, 0
+    admitted, bin_batch, pads = 0, 0, params.padding_tokens > 0 and w.prompts == 0
     if S.tiers[r].loaded > 0:
         admitted = _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory)
         if admitted < 0:
@@ -497,6 +498,8 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory, rul
         chunk, found, shared = 1, 0, 0
         if params.prefix_caching > 0 and q.swapped == 0 and flags & CHUNKED != 0:
             found, shared = find_cached(S, r, q)
+            if params.drops_block == 1:
+                found, shared = drop_block(S, r, q, found, shared)
         cached = found * params.block_size
         if q.swapped == 0:
             chunk = min(chunk_for(S, q.context - cached, q.last_preemption > 0, prompt_budget, flags), w.max_chunk)
@@ -504,6 +507,11 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory, rul
             if must_wait(S, r, q, found):
                 return
             chunk = aligned(S, q, cached, chunk, w.found_boundary)
+        if pads and cached == q.context - 1 and (w.decodes > 0 or cached > 0):
+            if q.context + params.padding_tokens < params.max_model_len:
+                chunk = 1 + params.padding_tokens
+                if chunk > prompt_budget - w.prompt_tokens:
+                    return
         if chunk <= 0:
             return
         if flags & ONE_BY_ONE != 0 and _plan(S, r, S.groups[rep.idle_group].members, chunk, batching)[0] <= 0:

@@ -56,7 +56,7 @@ def free_blocks_of(S, r, q, has_ended):
     """Free the blocks of a request that has ended or is preempted. Call ``update`` first for a member of a group."""
     if S.params[0].prefix_caching > 0 and q.blocks > 0 and S.replicas[r].side != 1:
         if has_ended or S.params[0].prefix_caching != RADIX:
-            cache_blocks(S, r, q, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
+            cache_blocks(S, r, q, q.prompt + q.generated - 1 - q.unhashed if q.decoding == 1 else q.prefilled)
         release_blocks(S, r, q, q.blocks)
     else:
         S.replicas[r].free_blocks += q.blocks

@@ -291,6 +291,15 @@ def skip_blocks(S, r, q, end):
 
 
 @jit_cold
+def drop_block(S, r, q, found, shared):
+    """Return what ``find_cached`` found without the last block."""
+    if found == 0:
+        return 0, 0
+    last = S.request_blocks[S.request_blocks_start[q.index] + found - 1]
+    return found - 1, shared - (S.cached[r, last].holders > 0)
+
+
+@jit_cold
 def must_wait(S, r, q, found):
     """Return whether the state after a request's ``found`` blocks is only written by the step being formed."""
     groups, rep = S.params[0].attention_groups, S.replicas[r]

@@ -163,7 +163,7 @@ def _prompts_cost(S, cost):
         q = S.slots[S.prompt_slot[w.flight, i]]
         chunk = S.prompt_chunk[w.flight, i]
         pairs += chunk * q.prefilled + chunk * (chunk + 1) / 2
-        if q.prefilled + chunk == q.context:
+        if q.prefilled + chunk >= q.context:
             completed += 1
         if cost.merged:
             squared += chunk * chunk
@@ -556,6 +556,7 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
     else:
         _count_gap(S, r, now_s - q.last_token_s, 1)
     q.generated += 1
+    q.unhashed = 0
     q.decoding = 1
     q.last_token_s = now_s
     if q.generated == q.output:

@@ -673,7 +673,8 @@ class LastStep:
 
     The sequence number breaks ties between victims. With speculation, the request's next step verifies ``drafts``
     proposed tokens and gives it ``emits`` tokens, ``hit`` is whether its last step for which tokens were to be proposed
-    accepted any (None: it had none), and ``next_hit`` the same after the next step.
+    accepted any (None: it had none), and ``next_hit`` the same after the next step. The last step accepted ``unhashed``
+    tokens, which give no block a content before the next step.
     """
 
     token_s: float | None = None
@@ -682,6 +683,7 @@ class LastStep:
     emits: int = 1
     hit: bool | None = None
     next_hit: bool | None = None
+    unhashed: int = 0
 
 
 @dataclass
@@ -953,7 +955,7 @@ class Replica:
             self.series[bins // 2 :] = 0.0
             row["series_bin_s"] *= 2
         outputs = sum(q.last.emits for q in step.decodes if q.generated < q.output)
-        outputs += sum(q.prefilled + chunk == q.context for q, chunk in step.prompts)
+        outputs += sum(q.prefilled + chunk >= q.context for q, chunk in step.prompts)
         values = (busy_s, step.seqs * busy_s, waiting * busy_s, in_use * busy_s, prompt_tokens, outputs)
         self.series[int(end_s / row["series_bin_s"])] += values
         if step.seqs:

@@ -48,7 +48,7 @@ slot_t = _record(
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
     cached cached_segment inserted prefill_replica decode_replica transfer_blocks place reserved extra_steps last_flight
-    skipped next_free_step in_block_frees surplus boundary drafts emits hit next_hit
+    skipped next_free_step in_block_frees surplus boundary drafts emits hit next_hit unhashed
     """,
     "arrival_s last_token_s resumed_token_s queued_at_s queued_for_s charged_tokens queue_key",
 )
@@ -65,7 +65,8 @@ count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` blocks besi
 cached prefix of it than the windows, that ends at ``boundary``, in blocks (else 0).
 With speculation, its next step verifies ``drafts`` proposed tokens and gives it ``emits`` tokens, and ``hit`` is 1 if
 its last step for which tokens were to be proposed accepted any, 0 if none, and -1 before the first; ``next_hit`` is the
-value after the next step (``_kernel_speculation``).
+value after the next step (``_kernel_speculation``). Its last step accepted ``unhashed`` tokens, which give no block a
+content before the next step.
 ``queued_at_s`` is the start of the current wait, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the
 number of the batch that the request's bin became.
 
@@ -235,7 +236,7 @@ param_t = _record(
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
     vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed long_prefill_token_threshold
     hybrid attention_groups local_groups local_tokens chunked_local local_cap window_blocks state_groups speculates
-    lookahead_tokens aligned
+    lookahead_tokens drops_block padding_tokens aligned
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s

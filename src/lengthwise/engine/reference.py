@@ -459,7 +459,7 @@ class Reference:
             self.results[q.index]["first_token_s"] = now
         q.decoding = True
         q.generated += tokens
-        q.last.token_s = now
+        q.last.token_s, q.last.unhashed = now, tokens - 1
         if q.generated == q.output:
             self.results[q.index]["finished_s"] = now
             self._end_request(rep, q, Status.FINISHED, now)
@@ -517,6 +517,7 @@ class Reference:
         if q.blocks:
             # The token of a decode in flight is not known yet (asynchronous scheduling).
             unknown = sum(q in step.decodes for step in rep.flights) if event == "preempted" else 0
+            unknown += q.last.unhashed if q.decoding else 0
             self._cache_blocks(rep, q, q.computed - unknown, event)
             rep.pool.release(q.cached, q.blocks - len(q.cached))
         q.blocks, q.cached, q.rules.kv_tokens, q.rules.skipped = 0, (), 0, 0
@@ -960,6 +961,7 @@ class Reference:
         self, rep: Replica, step: Step, admit: int, prompt_budget: int, flags: int
     ) -> None:
         admitted, batch, params = self._admit_loaded(rep, step, admit, prompt_budget, flags), 0, rep.s.params
+        pads = params.padding_tokens > 0 and not step.prompts
         if admitted < 0:
             return
         while (
@@ -979,6 +981,11 @@ class Reference:
             chunk_tokens = 1 if q.swapped else self._chunk(step, q, prompt_budget, flags, cached)
             if params.aligned:
                 chunk_tokens = self._aligned(rep, q, cached, chunk_tokens, found)
+            padded = q.context + params.padding_tokens
+            if pads and cached == q.context - 1 and (step.decodes or cached) and padded < params.max_model_len:
+                chunk_tokens = padded - cached
+                if chunk_tokens > prompt_budget - step.prompt_tokens:
+                    return
             if chunk_tokens <= 0:
                 return
             if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk_tokens)[0] <= 0:
@@ -1002,7 +1009,7 @@ class Reference:
             if q.admission.number < 0:
                 self.results[q.index]["cached_tokens"] = cached
             if not q.swapped:
-                self._cache_blocks(rep, q, cached + chunk_tokens, "scheduled")
+                self._cache_blocks(rep, q, min(cached + chunk_tokens, q.context), "scheduled")
             self._note_admission(rep, q)
             admitted, batch = admitted + 1, q.wait.bin_batch
             self._place(rep, step, q, chunk_tokens)
@@ -1205,6 +1212,8 @@ class Reference:
             return rep.pool.find([])
         size = rep.s.params.block_size
         found = rep.pool.find(self._prefix_nodes(q)[: (q.context - 1) // size])
+        if rep.s.params.drops_block:
+            found = found[:-1]
         if rep.s.params.hybrid:
             found.boundaries = ((int(self.s.columns.prompt[q.index]) - 1) // size, *found.boundaries)
         return found

@@ -168,6 +168,8 @@ class Params:
             last ``window_blocks`` blocks in groups with windows. ``aligned``: the local groups have states.
         speculates: Whether decodes verify proposed tokens (``schema.speculation``). Only then do the others matter.
         lookahead_tokens: Slots of KV memory after those of the step's tokens.
+        drops_block: Whether the last block of a cached prefix is computed again.
+        padding_tokens: Tokens by which vLLM pads the last one of a prompt to the size of a verification.
         burstiness, missed_draft_rate: Those of ``Speculation``.
         verify_pair_s: Least seconds of one layer's decode attention for each pair of a query and a key.
         draft_layers, draft_head_share, draft_pass_s: Those of ``Speculation`` and its ``Drafter``.
@@ -249,7 +251,8 @@ class Params:
         self.speculates = speculation is not None
         self.counts_steps = self.counts_steps or self.speculates  # Every step has other tokens: none can be repeated.
         settings = speculation or Speculation("ngram", 1, 0.0)
-        self.lookahead_tokens = settings.lookahead_tokens
+        self.lookahead_tokens, self.drops_block = settings.lookahead_tokens, self.speculates and settings.drops_block
+        self.padding_tokens = 0 if speculation is None or speculation.per_batch_size else settings.num_speculative_tokens
         self.burstiness, self.missed_draft_rate = settings.burstiness, settings.missed_draft_rate
         self.draft_layers, self.draft_head_share = settings.drafter.layers, settings.drafter.head_share
         self.draft_pass_s = settings.pass_s

@@ -830,7 +830,8 @@ class Deployment:
         rules = {name: getattr(getattr(scheduler, name), "name", getattr(scheduler, name)) for name in others}
         parts = {
             **self._rarely_modelled(),
-            "enable_prefix_caching": limits.enable_prefix_caching,
+            'prefix_cache "sglang"': limits.enable_prefix_caching and limits.prefix_cache == "sglang",
+            "kv_offloading": limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0,
             "async_scheduling": scheduler.async_scheduling,
             "long_prefill_token_threshold": scheduler.long_prefill_token_threshold > 0,
             "reserve": scheduler.reserve,
