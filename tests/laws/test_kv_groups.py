@@ -81,5 +81,3 @@ def test_steps_end_where_states_are_cached(prompt, generated, size, left, data):
     assert done == context  # The complete budget, which a step now and then has, lets every prompt advance.
     assert {last, junction} <= set(ends)
     assert all(end % size == 0 for end in ends if end < max(prompt, context - 1)) or size > budget
-    blocks = [end // size for end in ends]
-    assert size <= budget or all(after - before <= 1 for before, after in zip(blocks, blocks[1:], strict=False))

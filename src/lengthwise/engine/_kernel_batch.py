@@ -389,6 +389,19 @@ def chunk_for(S, context, preempted_before, prompt_budget, flags):
     return context if counted <= left else 0
 
 
+@jit_cold
+def _padded(S, q, prompt_budget, chunk, cached):
+    """Return the tokens of a prompt's first chunk. vLLM pads a last token to the size of a verification.
+
+    The result is 0 if that exceeds the budget, so that the request must wait.
+    """
+    w, tokens = S.work[0], 1 + S.params[0].padding_tokens
+    is_last = cached == q.context - 1 and (w.decodes > 0 or cached > 0)
+    if not is_last or cached + tokens >= S.params[0].max_model_len:
+        return chunk
+    return tokens if tokens <= prompt_budget - w.prompt_tokens else 0
+
+
 @jit
 def _take_blocks(S, r, q, blocks, found, tokens):
     """Give an admitted request ``blocks`` blocks, ``found`` of them cached, and cache those of its first ``tokens``."""
@@ -507,11 +520,8 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory, rul
             if must_wait(S, r, q, found):
                 return
             chunk = aligned(S, q, cached, chunk, w.found_boundary)
-        if pads and cached == q.context - 1 and (w.decodes > 0 or cached > 0):
-            if q.context + params.padding_tokens < params.max_model_len:
-                chunk = 1 + params.padding_tokens
-                if chunk > prompt_budget - w.prompt_tokens:
-                    return
+        if pads:
+            chunk = _padded(S, q, prompt_budget, chunk, cached)
         if chunk <= 0:
             return
         if flags & ONE_BY_ONE != 0 and _plan(S, r, S.groups[rep.idle_group].members, chunk, batching)[0] <= 0:

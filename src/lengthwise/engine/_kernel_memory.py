@@ -422,9 +422,7 @@ def aligned(S, q, start, tokens, boundary):
     """Return how many of a prompt's next ``tokens`` tokens a step computes, so that states can be cached."""
     params = S.params[0]
     junction = boundary * params.block_size
-    return aligned_chunk(
-        start, tokens, S.prompt[q.index], q.context, junction, params.block_size, params.token_budget
-    )
+    return aligned_chunk(start, tokens, S.prompt[q.index], q.context, junction, params.block_size, params.token_budget)
 
 
 @jit
@@ -557,7 +555,7 @@ def _insert_victim(S, count, slot, key):
 
 
 @jit_cold
-def serve_in_order(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912  one sequence
+def serve_in_order(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912, PLR0915  one sequence
     """Give residents their blocks in the order of admission, and preempt while blocks are short (vLLM).
 
     The victim may have its blocks already. If a request is its own victim, no further resident is served. Return the
@@ -754,8 +752,8 @@ def _blocks_in_groups(S, context, chunk, free_blocks, num_running, found, skippe
     blocks -= params.local_groups * skipped
     states = 2 if found > 0 else 1
     if params.aligned == 1:
-        blocks = (params.attention_groups - params.local_groups) * ((chunk + params.block_size - 1) // params.block_size)
-        blocks += params.local_groups * states
+        in_full = (chunk + params.block_size - 1) // params.block_size
+        blocks = (params.attention_groups - params.local_groups) * in_full + params.local_groups * states
     needed = (context + params.block_size - 1) // params.block_size
     required = (params.attention_groups - params.local_groups) * needed + params.state_groups
     local = states if params.aligned == 1 else max(min(needed, params.local_cap), found) - skipped

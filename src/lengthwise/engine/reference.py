@@ -957,7 +957,7 @@ class Reference:
             self._move_load(to, q)
         self._enqueue(to.queue, q, self.now_s)
 
-    def _admit(  # noqa: C901  one straight sequence
+    def _admit(  # noqa: C901, PLR0912  one straight sequence
         self, rep: Replica, step: Step, admit: int, prompt_budget: int, flags: int
     ) -> None:
         admitted, batch, params = self._admit_loaded(rep, step, admit, prompt_budget, flags), 0, rep.s.params
@@ -981,11 +981,8 @@ class Reference:
             chunk_tokens = 1 if q.swapped else self._chunk(step, q, prompt_budget, flags, cached)
             if params.aligned:
                 chunk_tokens = self._aligned(rep, q, cached, chunk_tokens, found)
-            padded = q.context + params.padding_tokens
-            if pads and cached == q.context - 1 and (step.decodes or cached) and padded < params.max_model_len:
-                chunk_tokens = padded - cached
-                if chunk_tokens > prompt_budget - step.prompt_tokens:
-                    return
+            if pads:
+                chunk_tokens = self._padded(step, q, prompt_budget, chunk_tokens, cached)
             if chunk_tokens <= 0:
                 return
             if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk_tokens)[0] <= 0:
@@ -1028,6 +1025,16 @@ class Reference:
         if params.aligned and not found.length:
             return (tokens - 1) // params.block_size
         return int(found.skipped(params.local_groups))
+
+    def _padded(self, step: Step, q: Request, prompt_budget: int, chunk_tokens: int, cached: int) -> int:
+        """Return the tokens of a prompt's first chunk. vLLM pads a last token to the size of a verification.
+
+        The result is 0 if that exceeds the budget, so that the request must wait.
+        """
+        tokens = 1 + self.s.params.padding_tokens
+        if cached != q.context - 1 or not (step.decodes or cached) or cached + tokens >= self.s.params.max_model_len:
+            return chunk_tokens
+        return tokens if tokens <= prompt_budget - step.prompt_tokens else 0
 
     def _aligned(self, rep: Replica, q: Request, start: int, tokens: int, found: Any) -> int:
         """Return how many of a prompt's next ``tokens`` tokens a step computes, so that states can be cached."""

@@ -252,7 +252,8 @@ class Params:
         self.counts_steps = self.counts_steps or self.speculates  # Every step has other tokens: none can be repeated.
         settings = speculation or Speculation("ngram", 1, 0.0)
         self.lookahead_tokens, self.drops_block = settings.lookahead_tokens, self.speculates and settings.drops_block
-        self.padding_tokens = 0 if speculation is None or speculation.per_batch_size else settings.num_speculative_tokens
+        pads = self.speculates and not settings.per_batch_size
+        self.padding_tokens = settings.num_speculative_tokens if pads else 0
         self.burstiness, self.missed_draft_rate = settings.burstiness, settings.missed_draft_rate
         self.draft_layers, self.draft_head_share = settings.drafter.layers, settings.drafter.head_share
         self.draft_pass_s = settings.pass_s

@@ -393,9 +393,9 @@ class KvGroups:
     when the request gets its next ones, so that a request holds those of up to ``in_flight_tokens`` tokens (those of a
     step) besides.
 
-    With a prefix cache (``aligned``, vLLM's mamba_cache_mode "align") groups of states are the local ones, with a window
-    of two tokens: the state after a token is needed for the next one. A step writes only its last state, so that a
-    request holds at most two blocks, and ``aligned_chunk`` ends steps where states are to be cached.
+    With a prefix cache (``aligned``, vLLM's mamba_cache_mode "align") groups of states are the local ones, with a
+    window of two tokens: the state after a token is needed for the next one. A step writes only its last state, so that
+    a request holds at most two blocks, and ``aligned_chunk`` ends steps where states are to be cached.
     """
 
     block_size: int
@@ -421,7 +421,7 @@ class KvGroups:
         return self.full * blocks + self.local * self.local_blocks(blocks, skipped) + self.states
 
     def local_blocks(self, blocks: int, skipped: int) -> int:
-        """Return a request's blocks in a local group if it has ``blocks`` in others, and lacks the ``skipped`` first."""
+        """Return a request's blocks in a local group: of ``blocks``, without the ``skipped`` first ones."""
         return min(blocks - skipped, 2) if self.aligned else blocks - skipped
 
     def local_cap(self, max_model_len: int) -> int:
