@@ -11,6 +11,7 @@ import pytest
 from plugin_engines import ROOT
 from test_live_prefix_steps import engine_of, planned_kv, random_world, recorded, vllm_steps
 
+from lengthwise.engine._reference_state import GroupPool
 from lengthwise.schema.speculation import accepted, uniform
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -103,6 +104,11 @@ def aligned_world(seed):
         one["block_ids"] = shared["block_ids"][: one["prompt"] // made["block_tokens"]]
     blocks = kv.longest_blocks(made["max_model_len"]) + int(rng.choice([0, 3, 10, 40, 200]))
     return with_documents(made | {"block_size": kv.block_size, "blocks": blocks}, rng)
+
+
+def grouped_world(seed):
+    """A world of one of the three kinds above, in turn."""
+    return (hybrid_world, cached_hybrid_world, aligned_world)[seed % 3](seed // 3)
 
 
 def with_documents(made, rng):
@@ -201,6 +207,22 @@ def test_every_step_with_prefix_caches_in_groups_is_that_of_vllm():
     assert counts["steps"] > 50 * WORLDS
     assert counts["fcfs preemptions"] > WORLDS / 2, counts
     assert counts["cached"] > WORLDS, counts
+
+
+def test_the_worlds_tell_the_order_in_which_groups_are_freed(monkeypatch):
+    """So that the tests above and below hold the reference to vLLM's order."""
+
+    def release(self, cached, others=0):
+        self.pool.free += others
+        for table in reversed(cached.tables):
+            self.pool.release([block for block in table if block])
+
+    worlds = [kind(seed) for kind in (cached_hybrid_world, aligned_world) for seed in range(8)]
+    expected = [recorded(one) for one in worlds]
+    monkeypatch.setattr(GroupPool, "release", release)
+    different = [recorded(one) != steps for one, steps in zip(worlds, expected, strict=True)]
+    assert any(different[:8])
+    assert any(different[8:])
 
 
 def test_every_step_with_prefix_caches_of_states_is_that_of_vllm():

@@ -236,7 +236,7 @@ def cache_blocks(S, r, q, tokens):
         return
     for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
         if q.cached >= full:
-            return
+            break
         while q.cached < min(full, passed + S.node_length[run]):
             if S.params[0].hybrid == 1:
                 _cache_in_groups(S, r, q, S.node_first[run] + q.cached - passed, full)
@@ -245,6 +245,16 @@ def cache_blocks(S, r, q, tokens):
             S.request_blocks[base + q.cached] = add_content(S, r, S.node_first[run] + q.cached - passed)
             q.cached += 1
         passed += S.node_length[run]
+    if S.params[0].aligned == 1 and full > 0 and full == (S.prompt[q.index] - 1) // S.params[0].block_size:
+        block = S.request_blocks[base + (full - 1) * S.params[0].attention_groups]
+        if block != NONE:
+            _add_fresh(S, r, S.cached[r, block].node // S.params[0].attention_groups)
+
+
+@jit_cold
+def _add_fresh(S, r, node):
+    S.fresh[r, S.replicas[r].fresh] = node
+    S.replicas[r].fresh += 1
 
 
 @jit_cold
@@ -260,9 +270,8 @@ def _cache_in_groups(S, r, q, node, full):
     is_needed = is_needed or q.boundary - params.window_blocks <= k < q.boundary
     if params.aligned == 1:
         is_needed = is_needed and k == full - 1
-        if is_needed:
-            S.fresh[r, S.replicas[r].fresh] = node
-            S.replicas[r].fresh += 1
+        if is_needed and full != replay:  # Else ``cache_blocks`` adds it.
+            _add_fresh(S, r, node)
     for g in range(groups):
         has_content = is_needed or g >= params.local_groups
         S.request_blocks[base + k * groups + g] = add_content(S, r, node * groups + g) if has_content else NONE
@@ -301,7 +310,7 @@ def drop_block(S, r, q, found, shared):
 
 @jit_cold
 def must_wait(S, r, q, found):
-    """Return whether the state after a request's ``found`` blocks is only written by the step being formed."""
+    """Return whether the state after a request's ``found`` blocks cannot be continued in the step being formed."""
     groups, rep = S.params[0].attention_groups, S.replicas[r]
     if found > 0:
         block = S.request_blocks[S.request_blocks_start[q.index] + (found - 1) * groups]

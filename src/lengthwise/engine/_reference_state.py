@@ -161,8 +161,8 @@ class GroupPool:
     models. A prefix is found if all groups have it: full attention every block, windows those of the last window, and
     chunks those of the last chunk. Windows give contents only to the blocks that one of ``boundaries`` needs
     (prefix_cache_retention_interval 0). States (``KvGroups.aligned``) are as windows of two tokens, of which a step
-    writes only the last block. ``fresh`` has the states that the step being formed writes, which no other request can
-    continue in the same step.
+    writes only the last block. No request can continue a state of ``fresh``, which the step being formed writes, or
+    from which it computes the end of the prompt that ``boundaries`` begins with.
     """
 
     caches_when = BlockPool.caches_when
@@ -216,7 +216,7 @@ class GroupPool:
         return self.find(nodes).length
 
     def must_wait(self, found: GroupPrefix, nodes: list[int]) -> bool:
-        """Return whether the state after a found prefix is only written by the step that is being formed."""
+        """Return whether the state after a found prefix cannot be continued in the step being formed."""
         return found.length > 0 and nodes[found.length - 1] in self.fresh
 
     def in_use(self, prefix: GroupPrefix, requests: int = 1) -> int:
@@ -244,6 +244,8 @@ class GroupPool:
                     self.pool.copies.setdefault(block.node, []).append(block)
                 table.append(block)
         cached.length = max(cached.length, len(nodes))
+        if groups.aligned and len(nodes) == cached.boundaries[0] and cached.tables[0][len(nodes) - 1]:
+            self.fresh.add(nodes[-1])
         return cached
 
     def skip(self, cached: GroupPrefix, first: int, end: int) -> None:

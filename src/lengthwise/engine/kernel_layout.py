@@ -103,7 +103,7 @@ residents nor requests that wait for a load have a timeout before ``deadline_s``
 without attention and collectives, ``embedding_s`` of the token embedding.
 With speculation, the drafter proposes ``drafts`` tokens for each sequence of the next step; ``decodes``,
 ``draft_tokens``, ``accepted_tokens`` and ``draft_s`` are those of ``SpeculationTotals``.
-With a prefix cache of states (``Params.aligned``), the step being formed writes the ``fresh`` nodes of ``State.fresh``.
+With a prefix cache of states (``Params.aligned``), ``State.fresh`` has ``fresh`` nodes (``GroupPool.fresh``).
 Of the requests that have begun to decode, none was admitted after the one of number ``newest_decode``.
 
 Memory reserved by predicted length (``policy.reservation``): the ``margin``, the ``preempted_tokens`` of requests that
