@@ -36,7 +36,7 @@ def steps(_shared: Path, quick: bool, engine: str) -> dict[str, Any]:
     test, counts, different, worlds = importlib.import_module(f"test_live_{own}_steps"), Counter[str](), 0, 0
     if not test.SOURCES.exists():
         raise FileNotFoundError(f"no {test.SOURCES}: set LENGTHWISE_{own.upper()}")
-    kind = {"world": lambda k: (test.hybrid_world, test.cached_hybrid_world)[k % 2](k // 2)} if in_groups else {}
+    kind = {"world": test.grouped_world} if in_groups else {}
     new, python = 3 if quick else WORLDS, _vllm.require() if engine == "sglang" else sys.executable
     while counts["steps"] < (1 if quick else STEPS):
         found, wrong = test.compared(range(worlds, worlds + new), python, **kind)

@@ -15,7 +15,7 @@ from lengthwise.engine import deploy, simulate
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.speculation import Speculation
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.search.bounds import ceiling
 from lengthwise.usecases import simulate as usecase
 from lengthwise.usecases.explain import explain
@@ -98,8 +98,22 @@ def test_many_sequences_make_verification_expensive():
     assert 2.5 * seconds[0] < seconds[1] < 4.2 * seconds[0]
 
 
+@pytest.mark.parametrize("method", ["ngram", "eagle"])
+def test_hits_by_hand(method):
+    """The second of two equal prompts finds two blocks before its last token; EAGLE computes the last of them again."""
+    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=600, enable_prefix_caching=True)
+    made = deploy("llama-3.1-8b", "H100", limits=limits, speculation=Speculation(method, 3, 0.0), num_blocks=99)
+    prompts = SharedPrefixes(16, np.array([0, 2, 4]), np.array([0, 1, 0, 1]), np.full(2, -1))
+    requests = Workload(np.array([0.0, 100.0]), np.full(2, 33), np.full(2, 1), prefixes=prompts)
+    for engine in ("kernel", "reference"):
+        found = simulate(requests, made, engine=engine)
+        assert found.requests.cached_tokens.tolist() == [0, 32 if method == "ngram" else 16]
+        # vLLM pads a single token to the size of a verification.
+        assert found.steps.prefill_tokens.tolist() == [33, 1 + 3 if method == "ngram" else 17]
+
+
 REFUSED = {
-    "engine.enable_prefix_caching=true": "enable_prefix_caching",
+    "engine={ enable_prefix_caching = true, kv_offloading = { size_gb = 64.0 } }": "kv_offloading",
     "scheduler.async_scheduling=true": "async_scheduling",
     "deployment.pp=2": "pipeline parallelism",
     'scheduler.policy="sglang"': 'scheduler "sglang"',

@@ -107,13 +107,50 @@ def test_groups_admit_more_requests_at_once():
     assert seqs[0] > 2 * seqs[1]
 
 
-def test_states_have_no_groups_with_a_prefix_cache():
-    limits = dataclasses.replace(LIMITS, enable_prefix_caching=True)
-    cached = deploy("qwen3-next-80b-a3b", "H200", tp=4, limits=limits)
-    assert cached.kv.groups is None
-    plain = deploy("qwen3-next-80b-a3b", "H200", tp=4, limits=LIMITS)
-    with pytest.raises(InputError, match=r"not modelled with a prefix cache of states \(enable_prefix_caching\) yet"):
-        simulate(work(10, 10), dataclasses.replace(plain, limits=limits))
+def qwen(**more):
+    limits = dataclasses.replace(LIMITS, enable_prefix_caching=True, **more)
+    return deploy("qwen3-next-80b-a3b", "H200", tp=4, limits=limits)
+
+
+@pytest.mark.parametrize("engine", ["kernel", "reference"])
+def test_a_prompt_and_its_states_by_hand(engine):
+    """700 tokens: blocks of 272 end steps at 272 (a step of at most 512) and 544, the last before the last token."""
+    made = qwen()
+    assert made.kv.groups == KvGroups(272, 1, 3, 2, in_flight_tokens=512, aligned=True)
+    steps = simulate(work(700, 120), made, engine=engine).steps
+    assert steps.prefill_tokens[:4].tolist() == [272, 272, 156, 0]
+    # Each group of states has a block, and the one before it from which the step continues.
+    assert steps.kv_blocks[:4].tolist() == [1 + 3, 2 + 6, 3 + 6, 3 + 3]
+    # The decode of token 817 takes a block in every group, and the next one frees the state before it.
+    assert steps.kv_blocks[3 + 115 : 3 + 118].tolist() == [3 + 3, 4 + 6, 4 + 3]
+
+
+@pytest.mark.parametrize("engine", ["kernel", "reference"])
+def test_hits_of_states_by_hand(engine):
+    """Prompts of 10 blocks, one after the other: all of an earlier one, then the first 5 blocks, three times."""
+    equal = np.array([10, 10, 5, 5, 5, 10])
+    start, ids = np.concatenate([[0], np.cumsum(equal)]), np.concatenate([np.arange(blocks) for blocks in equal])
+    prompts = SharedPrefixes(272, start, ids, np.full(6, -1))
+    many = Workload(np.arange(6) * 1000.0, np.full(6, 2720), np.full(6, 4), prefixes=prompts)
+    run = simulate(many, qwen(max_model_len=4096), engine=engine)
+    # As with windows, the first prompt that shares 5 blocks finds no state there, and leaves one.
+    assert run.requests.cached_tokens.tolist() == [0, 9 * 272, 0, 5 * 272, 5 * 272, 9 * 272]
+
+
+@pytest.mark.parametrize("engine", ["kernel", "reference"])
+def test_a_state_of_the_same_step_cannot_be_continued(engine):
+    """Two equal prompts at once: the second would find the state that the step with the end of the first one writes."""
+    prompts = SharedPrefixes(272, np.array([0, 1, 2]), np.zeros(2, np.int64), np.full(2, -1))
+    many = Workload(np.zeros(2), np.full(2, 300), np.full(2, 4), prefixes=prompts)
+    steps = simulate(many, qwen(), engine=engine).steps
+    assert steps.prefill_tokens[:2].tolist() == [272, 28 + 28]
+
+
+def test_states_with_a_prefix_cache_have_no_groups_with_max_step_seqs():
+    assert qwen(max_step_seqs=4).kv.groups is None
+    made = qwen()
+    with pytest.raises(InputError, match=r"not modelled with max_step_seqs and a prefix cache of states yet"):
+        simulate(work(10, 10), dataclasses.replace(made, limits=dataclasses.replace(made.limits, max_step_seqs=4)))
 
 
 @pytest.mark.parametrize("engine", ["kernel", "reference"])

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lengthwise.engine import simulate
-from lengthwise.schema.deployment import Deployment, KvGroups
+from lengthwise.schema.deployment import Deployment, KvGroups, aligned_chunk
 from lengthwise.schema.records import Records
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -62,3 +62,22 @@ def test_a_window_that_no_request_exceeds_frees_nothing(world, full, local, chun
     tokens = one.limits.max_num_batched_tokens
     groups = KvGroups(one.kv.block_size, full, local, one.max_model_len + 1, chunked, 0, tokens)
     assert_same_but_blocks(workload, one, in_groups(one, groups, full + local), full + local, seed)
+
+
+@settings(max_examples=EXAMPLES * 4, deadline=None)
+@given(st.integers(1, 300), st.integers(0, 40), st.integers(1, 40), st.lists(st.integers(1, 60), min_size=1), st.data())
+def test_steps_end_where_states_are_cached(prompt, generated, size, left, data):
+    context, budget, done, ends = prompt + generated, max(left), 0, [0]
+    last = (context - 1) // size * size
+    junction = data.draw(st.integers(0, last // size)) * size
+    for number in range(10_000):
+        tokens = min(context - done, left[number % len(left)])
+        chunk = aligned_chunk(done, tokens, prompt, context, junction, size, budget)
+        assert 0 <= chunk <= tokens
+        done += chunk
+        ends.append(done)
+        if done == context:
+            break
+    assert done == context  # The complete budget, which a step now and then has, lets every prompt advance.
+    assert {last, junction} <= set(ends)
+    assert all(end % size == 0 for end in ends if end < max(prompt, context - 1)) or size > budget

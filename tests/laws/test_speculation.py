@@ -15,7 +15,7 @@ from lengthwise.engine import simulate
 from lengthwise.schema.deployment import KvPlan, Parallelism
 from lengthwise.schema.records import Status
 from lengthwise.schema.speculation import Speculation, accepted, uniform
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import After, SharedPrefixes, Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_kernel_agrees import assert_same
@@ -52,6 +52,23 @@ def test_every_request_gets_exactly_its_output(world, seed):
     if not found.requests.preemptions.any() and finished.all():  # a recomputed prompt gives one token, too
         decoded = found.requests.output_tokens.sum() - len(workload)
         assert totals.decodes.sum() + totals.accepted_tokens.sum() == decoded
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    st.integers(1, 6), st.integers(1, 60), st.integers(1, 60), st.integers(1, 40), st.sampled_from([0.0, 1.0]),
+    st.sampled_from(["ngram", "eagle"]),
+)  # fmt: skip
+def test_the_next_turn_finds_what_was_known_when_the_last_step_was_formed(k, prompt, output, own, rate, method):
+    made = deployment(Speculation(method, k, rate))
+    made = dataclasses.replace(made, limits=dataclasses.replace(made.limits, enable_prefix_caching=True))
+    turns = SharedPrefixes(16, np.zeros(3, np.int64), np.zeros(0, np.int64), np.array([-1, 0]))
+    lengths = np.array([prompt, prompt + output + own])
+    after, both = After(np.array([0, 0, 1]), np.array([0]), np.zeros(2)), np.array([output, 1])
+    found = simulate(Workload(np.zeros(2), lengths, both, prefixes=turns, after=after), made)
+    last = 1 + (output - 2) % (1 + k) if rate == 1.0 and output > 1 else 1  # tokens that the last step gave
+    blocks = (prompt + output - last) // 16
+    assert found.requests.cached_tokens[1] == 16 * max(0, blocks - (method == "eagle"))
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

@@ -379,10 +379,14 @@ def hybrid_worlds(draw: st.DrawFn, *, caches: bool = True) -> tuple[Workload, De
         states,
         other.limits.max_num_batched_tokens,
     )
+    caches = caches and draw(st.booleans())
+    if caches and states:
+        tokens = other.limits.max_num_batched_tokens
+        groups = KvGroups(other.kv.block_size, max(1, groups.full), states, 2, in_flight_tokens=tokens, aligned=True)
     blocks = groups.longest(other.max_model_len) + draw(st.sampled_from([0, 1, 2, 8, 200]))
     limits = dataclasses.replace(
-        other.limits, enable_prefix_caching=caches and not states and draw(st.booleans()), prefix_cache="vllm",
-        radix_eviction_policy="lru", kv_offloading=None,
+        other.limits, enable_prefix_caching=caches, prefix_cache="vllm", radix_eviction_policy="lru",
+        kv_offloading=None, max_step_seqs=None if groups.aligned else other.limits.max_step_seqs,
     )  # fmt: skip
     made = other.scheduler
     if limits.enable_prefix_caching and workload.prefixes is not None and draw(st.booleans()):
@@ -420,7 +424,7 @@ def speculation_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     chosen = draw(speculations())
     seqs = other.limits.max_num_seqs
     limits = dataclasses.replace(
-        other.limits, max_step_seqs=None, enable_prefix_caching=False, prefix_cache="vllm", radix_eviction_policy="lru",
+        other.limits, max_step_seqs=None, prefix_cache="vllm", radix_eviction_policy="lru", kv_offloading=None,
         max_num_batched_tokens=seqs * (1 + chosen.num_speculative_tokens) + draw(st.sampled_from([0, 1, 30, 500])),
     )  # fmt: skip
     made = dataclasses.replace(

@@ -112,20 +112,22 @@ def groups_of(config, world):
     layers, size = world["layers"], world["block_size"]
     shape = {"block_size": size, "num_kv_heads": layers["kv_heads"], "head_size": layers["head_dim"]}
     shape["dtype"] = torch.bfloat16
-    full, specs = FullAttentionSpec(**shape), {}
+    full = FullAttentionSpec(**shape)
+    state = MambaSpec(
+        block_size=size if world["caching"] else world["max_model_len"],
+        shapes=((layers["state_elements"],),),
+        dtypes=(torch.bfloat16,),
+        page_size_padded=full.page_size_bytes,
+        mamba_cache_mode="align" if world["caching"] else "none",
+    )
+    specs = {f"state.{k}": state for k in range(layers["states"])}  # Models with states begin with such a layer, too.
     if layers["local"]:  # Models with windows or chunks begin with such a layer.
         kind, name = (SlidingWindowSpec, "sliding_window")
         if layers["chunked"]:
             kind, name = ChunkedLocalAttentionSpec, "attention_chunk_size"
         specs |= {f"local.{k}": kind(**shape, **{name: layers["local_tokens"]}) for k in range(layers["local"])}
     specs |= {f"full.{k}": full for k in range(layers["full"])}
-    state = MambaSpec(
-        block_size=world["max_model_len"],
-        shapes=((layers["state_elements"],),),
-        dtypes=(torch.bfloat16,),
-        page_size_padded=full.page_size_bytes,
-    )
-    specs |= {f"state.{k}": state for k in range(layers["states"])}
+    config.cache_config.mamba_cache_mode = "align" if world["caching"] and layers["states"] else "none"
     config.cache_config.kv_cache_layout = "LBNHC"
     return get_kv_cache_groups(config, specs)
 
@@ -182,6 +184,9 @@ def scheduler(model, world):
     )
     if chosen and chosen["method"] == "eagle":  # whose head would have to be loaded
         made.num_lookahead_tokens = chosen["num_speculative_tokens"]
+        coordinator = made.kv_cache_manager.coordinator
+        made.use_eagle_block_drop = coordinator.single_type_managers[0].use_eagle = True
+        coordinator.eagle_group_ids = {0}
     if tier:
         made.connector.connector_scheduler.manager = manager_of(world)
         build = made.connector.build_connector_meta

@@ -191,7 +191,11 @@ def hybrid_model(layers):
 
 def planned_kv(world):
     """The memory of a world's hybrid model."""
-    limits = EngineLimits(max_num_batched_tokens=world["max_num_batched_tokens"], block_size=world["block_size"])
+    limits = EngineLimits(
+        max_num_batched_tokens=world["max_num_batched_tokens"],
+        block_size=world["block_size"],
+        enable_prefix_caching=world["caching"],
+    )
     parallel = Parallelism(1, 1, 1)
     return plan_memory(hybrid_model(world["layers"]), catalog.gpu("H100"), parallel, limits, 16, hybrid=True)
 

@@ -11,6 +11,7 @@ import pytest
 from plugin_engines import ROOT
 from test_live_prefix_steps import engine_of, planned_kv, random_world, recorded, vllm_steps
 
+from lengthwise.engine._reference_state import GroupPool
 from lengthwise.schema.speculation import accepted, uniform
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -43,6 +44,7 @@ LAYERS = {
     "jamba-v0.1": (4, 0, 0, False, 28, 8, 128, 8192 * (16 + 3)),
     "mistral-7b": (0, 32, 4096, False, 0, 8, 128, 0),
     "more kinds": (5, 7, 24, False, 6, 1, 4, 100),
+    "few states": (4, 0, 0, False, 9, 1, 4, 100),
 }
 NAMES = ("full", "local", "local_tokens", "chunked", "states", "kv_heads", "head_dim", "state_elements")
 """Layers with full attention, with windows or chunks, of how many tokens, whether chunks, with states; and sizes."""
@@ -68,6 +70,7 @@ def hybrid_world(seed):
 
 
 WINDOWED = [name for name, layers in LAYERS.items() if not layers[NAMES.index("states")]]
+ALIGNED = ["qwen3-next-80b-a3b", "jamba-v0.1", "few states"]
 
 
 def cached_hybrid_world(seed):
@@ -82,19 +85,55 @@ def cached_hybrid_world(seed):
     if rng.random() < 0.7:  # a window of a few blocks, in prompts of many
         made["layers"]["local_tokens"] = int(rng.choice([1, 2, 16, 17, 33, 48, 65, 100]))
     blocks = planned_kv(made).longest_blocks(made["max_model_len"]) + int(rng.choice([0, 3, 10, 40, 200]))
-    return made | {"caching": True, "block_tokens": plain["block_tokens"] * scale, "blocks": blocks}
+    made |= {"caching": True, "block_tokens": plain["block_tokens"] * scale, "blocks": blocks}
+    return with_documents(made, rng)
+
+
+def aligned_world(seed):
+    """A world whose model has states, of which prompts with shared prefixes find those at the ends of blocks."""
+    number, rng = list(LAYERS).index(ALIGNED[seed % len(ALIGNED)]), np.random.default_rng([seed, 8])
+    plain = random_world(3 * seed * len(LAYERS) + 3 * number)
+    made = hybrid_world(seed * len(LAYERS) + number)
+    if rng.random() < 0.8:  # States of a block of 16 tokens.
+        made["layers"]["state_elements"] = 2 * made["layers"]["kv_heads"] * made["layers"]["head_dim"]
+    made |= {"caching": True, "block_size": 16}
+    kv = planned_kv(made)
+    made["block_tokens"] = int(rng.choice([16, kv.block_size, 2 * kv.block_size]))
+    for one, shared in zip(made["requests"], plain["requests"], strict=True):
+        one["previous_turn"] = shared["previous_turn"]
+        one["block_ids"] = shared["block_ids"][: one["prompt"] // made["block_tokens"]]
+    blocks = kv.longest_blocks(made["max_model_len"]) + int(rng.choice([0, 3, 10, 40, 200]))
+    return with_documents(made | {"block_size": kv.block_size, "blocks": blocks}, rng)
+
+
+def grouped_world(seed):
+    """A world of one of the three kinds above, in turn."""
+    return (hybrid_world, cached_hybrid_world, aligned_world)[seed % 3](seed // 3)
+
+
+def with_documents(made, rng):
+    """Let prompts, in most worlds, begin with a part of one of three documents, or be shorter ones sent again."""
+    share, followed, sent = rng.choice([0.0, 0.5, 0.9]), {one["previous_turn"] for one in made["requests"]}, []
+    for i, one in enumerate(made["requests"]):
+        if one["previous_turn"] < 0 and rng.random() < share:
+            document, blocks = 100 * int(rng.integers(0, 3)), int(one["prompt"] // made["block_tokens"])
+            one["block_ids"] = [document + k for k in range(rng.integers(blocks // 2, blocks + 1))]
+            again = [other for other in sent[-3:] if other["prompt"] <= one["prompt"]]
+            if i not in followed and again and rng.random() < 0.7:
+                one |= {name: again[0][name] for name in ("prompt", "block_ids")}
+            sent.append(one)
+    return made
 
 
 def speculating_world(seed):
     """A world whose decodes verify proposed tokens, by n-gram (no look-ahead slots) or EAGLE, in little memory."""
     made, rng = world(3 * seed), np.random.default_rng([seed, 6])
     k = int(rng.integers(1, 6))
-    for one in made["requests"]:
-        one["prompt"] = max(2, one["prompt"])  # vLLM pads a prompt of one token to the size of a verification
-        one |= {"block_ids": [], "previous_turn": -1}
-        one["max_tokens"] = min(one["max_tokens"], made["max_model_len"] - one["prompt"])
-        one["output"] = min(one["output"], one["max_tokens"])
-    made |= {"caching": False, "long_prefill_token_threshold": 0}
+    made |= {"caching": seed % 2 == 1, "long_prefill_token_threshold": 0}
+    if made["caching"]:
+        with_documents(made, rng)
+    else:
+        made["requests"] = [one | {"block_ids": [], "previous_turn": -1} for one in made["requests"]]
     made["max_num_batched_tokens"] = max(made["max_num_batched_tokens"], made["max_num_seqs"] * (1 + k))
     made["speculation"] = {
         "method": str(rng.choice(["ngram", "eagle"])), "num_speculative_tokens": k,
@@ -155,6 +194,7 @@ def test_every_step_that_verifies_proposed_tokens_is_that_of_vllm():
     assert not different[:1]
     assert counts["steps"] > 20 * WORLDS
     assert counts["fcfs preemptions"] > WORLDS / 2, counts
+    assert counts["cached"] > WORLDS, counts
     assert counts["steps with several tokens"] > 5 * WORLDS, counts
 
 
@@ -171,3 +211,25 @@ def test_every_step_with_prefix_caches_in_groups_is_that_of_vllm():
     assert counts["steps"] > 50 * WORLDS
     assert counts["fcfs preemptions"] > WORLDS / 2, counts
     assert counts["cached"] > WORLDS, counts
+
+
+def test_the_worlds_tell_the_order_in_which_groups_are_freed(monkeypatch):
+    """These are among the worlds of the tests beside it, which thereby hold the reference to vLLM's order."""
+
+    def release(self, cached, others=0):
+        self.pool.free += others
+        for table in reversed(cached.tables):
+            self.pool.release([block for block in table if block])
+
+    worlds = [cached_hybrid_world(14), aligned_world(0), aligned_world(5)]
+    expected = [recorded(one) for one in worlds]
+    monkeypatch.setattr(GroupPool, "release", release)
+    assert all(recorded(one) != steps for one, steps in zip(worlds, expected, strict=True))
+
+
+def test_every_step_with_prefix_caches_of_states_is_that_of_vllm():
+    counts, different = compared(range(WORLDS), world=aligned_world)
+    assert not different[:1]
+    assert counts["steps"] > 50 * WORLDS
+    assert counts["fcfs preemptions"] > WORLDS / 2, counts
+    assert counts["cached"] > WORLDS / 2, counts

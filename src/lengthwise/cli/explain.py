@@ -132,8 +132,8 @@ def _groups(groups: KvGroups) -> str:
     kind = "chunks" if groups.chunked else "a window"
     parts = {
         "of full attention": groups.full,
-        f"with {kind} of {groups.local_tokens:,} tokens": groups.local,
-        "of states": groups.states,
+        f"with {kind} of {groups.local_tokens:,} tokens": 0 if groups.aligned else groups.local,
+        "of states": groups.local if groups.aligned else groups.states,
     }
     return ", ".join(f"{count} {name}" for name, count in parts.items() if count)
 

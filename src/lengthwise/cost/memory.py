@@ -165,13 +165,13 @@ _KERNEL_BLOCK = 16  # smallest block of FlashAttention and FlashInfer, in tokens
 def hybrid_groups(shard: Shard, limits: EngineLimits) -> tuple[KvGroups, int] | None:
     """Return (the groups of vLLM's hybrid KV cache manager, layers of a group), or None if one group has all layers.
 
-    With states (Mamba, linear attention) a block has as many tokens as make it at least as large as a state. There are
-    no groups for states with a prefix cache, in which a request has several states (vLLM's mamba_cache_mode "align").
+    With states (Mamba, linear attention) a block has as many tokens as make it at least as large as a state.
     """
     model, attention = shard.model, shard.model.attention
     local = attention.windowed_layers if attention.window_tokens else 0
     states = attention.linear.layers if attention.linear else 0
-    if not local + states or attention.is_mla or shard.parallel.pp > 1 or (states and limits.enable_prefix_caching):
+    caches = states > 0 and limits.enable_prefix_caching
+    if not local + states or attention.is_mla or shard.parallel.pp > 1 or (caches and (local or limits.max_step_seqs)):
         return None
     size, *groups = group_layers(model.layers - local - states, local, states)
     block_size = limits.block_size
@@ -179,16 +179,11 @@ def hybrid_groups(shard: Shard, limits: EngineLimits) -> tuple[KvGroups, int] | 
         state_bytes = catalog.state_bytes_per_sequence(model) / states / shard.parallel.tp
         unit = max(_KERNEL_BLOCK, block_size)
         block_size = max(block_size, unit * math.ceil(state_bytes / (unit * shard.kv_bytes)))
-    found = KvGroups(
-        block_size,
-        groups[0],
-        groups[1],
-        attention.window_tokens or 0,
-        model.metadata.chunked_attention,
-        groups[2],
-        limits.max_num_batched_tokens,
-    )
-    return found, size
+    tokens = limits.max_num_batched_tokens
+    if caches:
+        return KvGroups(block_size, groups[0], groups[2], 2, in_flight_tokens=tokens, aligned=True), size
+    window, chunked = attention.window_tokens or 0, model.metadata.chunked_attention
+    return KvGroups(block_size, groups[0], groups[1], window, chunked, groups[2], tokens), size
 
 
 FRAMEWORK_BYTES = 0.6 * GIB

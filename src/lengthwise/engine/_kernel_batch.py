@@ -15,6 +15,7 @@ from lengthwise.engine._kernel_groups import (
 )
 from lengthwise.engine._kernel_memory import (
     add_prompt,
+    aligned,
     blocks_to_admit,
     claim_blocks,
     expire,
@@ -28,7 +29,15 @@ from lengthwise.engine._kernel_memory import (
     take_in_order,
     update_ranks,
 )
-from lengthwise.engine._kernel_prefix import cache_blocks, count_shared, find_cached, reuse_found, taken_blocks
+from lengthwise.engine._kernel_prefix import (
+    cache_blocks,
+    count_shared,
+    drop_block,
+    find_cached,
+    must_wait,
+    reuse_found,
+    taken_blocks,
+)
 from lengthwise.engine._kernel_queue import predicted_total, queue_pop, queue_push, remaining_of
 from lengthwise.engine._kernel_speculation import take_decodes as take_speculating
 from lengthwise.engine._kernel_tiers import (
@@ -80,7 +89,9 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
         rep.steps_since_admit = 0  # Counts from when the plan last allowed admissions, even if none took place.
         rep.ended_since_admit = 0
         _rank_and_preempt(S, r, now_s, rank, memory, preemption)
-    if threshold > 0 and rep.partials > 0 and _are_blocks_short(S, r, tokens):
+    rep.fresh = 0
+    in_order = threshold > 0 or S.params[rep.side].aligned == 1
+    if in_order and rep.partials > 0 and _are_blocks_short(S, r, tokens):
         _serve_one_by_one(S, r, now_s, tokens, rank, victim)
     elif flags & DECODES_WAIT == 0:
         _take_decodes(S, r, now_s, flags, tokens, rank, victim)
@@ -251,8 +262,15 @@ def _are_blocks_short(S, r, tokens):
 
     If not, their order does not matter: under vLLM's rules the token budget can cut only the last resident's chunk.
     """
-    rep, size = S.replicas[r], S.params[0].block_size
+    rep, params, size = S.replicas[r], S.params[0], S.params[0].block_size
     need = S.block_needs[rep.idle_group, S.groups[rep.idle_group].steps % size]
+    if params.aligned == 1:  # A decode may follow a prompt that takes all tokens.
+        need *= params.attention_groups
+        for i in range(rep.partials):
+            q = S.slots[S.partials[r, i]]
+            blocks = (q.context + size - 1) // size - (q.prefilled + size - 1) // size
+            need += (params.attention_groups - params.local_groups) * blocks + params.local_groups
+        return need > rep.free_blocks or S.slots[S.partials[r, 0]].admission < rep.newest_decode
     left = tokens - S.groups[rep.idle_group].members
     for i in range(rep.partials):
         q = S.slots[S.partials[r, i]]
@@ -301,15 +319,15 @@ def _take_decodes(S, r, now_s, flags, tokens, rank, victim):  # noqa: C901, PLR0
         taken = take_speculating(S, r, now_s, rank, victim)
         if taken == 0:
             return
-    elif group.members <= limit and rep.free_blocks - need >= reserve:
+    elif group.members <= (min(limit, tokens) if params.aligned == 1 else limit) and rep.free_blocks - need >= reserve:
         taken = group.members
-        if frees_contents(S, rep.idle_group, group.steps):
+        if frees_contents(S, r, rep.idle_group, group.steps):
             take_in_order(S, r, now_s, victim)
         else:
             rep.free_blocks -= need
             if params.hybrid == 1:
-                rep.free_blocks += free_skipped(S, rep.idle_group)
-    elif params.vllm_priority == 1:
+                rep.free_blocks += free_skipped(S, r, rep.idle_group)
+    elif params.vllm_priority == 1 or params.aligned == 1:
         _serve_one_by_one(S, r, now_s, tokens, rank, victim)
         return
     else:
@@ -329,14 +347,19 @@ def _take_decodes(S, r, now_s, flags, tokens, rank, victim):  # noqa: C901, PLR0
 
 @jit
 def _continue_prompts(S, r, now_s, prompt_budget, rank, victim):
-    rep, w = S.replicas[r], S.work[0]
+    rep, w, at = S.replicas[r], S.work[0], 0
     params = S.params[rep.side]
-    while rep.partials > 0 and w.seqs < params.max_step_seqs:
-        slot = S.partials[r, 0]
+    while rep.partials > at and w.seqs < params.max_step_seqs:
+        slot = S.partials[r, at]
         q = S.slots[slot]
         chunk = min(q.context - q.prefilled, prompt_budget - w.prompt_tokens, w.max_chunk)
         if chunk <= 0:
             return
+        if params.aligned == 1:
+            chunk = aligned(S, q, q.prefilled, chunk, q.boundary)
+            if chunk == 0:
+                at += 1
+                continue
         need = max(0, (slots_end(S, q.prefilled + chunk) + params.block_size - 1) // params.block_size - q.blocks)
         if params.hybrid == 1:
             need = needed_blocks(S, r, q, q.prefilled + chunk)
@@ -366,6 +389,19 @@ def chunk_for(S, context, preempted_before, prompt_budget, flags):
     return context if counted <= left else 0
 
 
+@jit_cold
+def _padded(S, q, prompt_budget, chunk, cached):
+    """Return the tokens of a prompt's first chunk. vLLM pads a last token to the size of a verification.
+
+    The result is 0 if that exceeds the budget, so that the request must wait.
+    """
+    w, tokens = S.work[0], 1 + S.params[0].padding_tokens
+    is_last = cached == q.context - 1 and (w.decodes > 0 or cached > 0)
+    if not is_last or cached + tokens >= S.params[0].max_model_len:
+        return chunk
+    return tokens if tokens <= prompt_budget - w.prompt_tokens else 0
+
+
 @jit
 def _take_blocks(S, r, q, blocks, found, tokens):
     """Give an admitted request ``blocks`` blocks, ``found`` of them cached, and cache those of its first ``tokens``."""
@@ -373,13 +409,13 @@ def _take_blocks(S, r, q, blocks, found, tokens):
     S.replicas[r].free_blocks -= blocks - taken_blocks(S, found)
     q.blocks = blocks
     if params.hybrid == 1:
-        q.skipped = S.work[0].found_skipped
+        q.skipped = (tokens - 1) // params.block_size if params.aligned == 1 and found == 0 else S.work[0].found_skipped
         q.boundary = S.work[0].found_boundary
     if found > 0:
         reuse_found(S, r, q, found)
         q.prefilled = found * params.block_size
     if params.prefix_caching == 1 and q.swapped == 0:
-        cache_blocks(S, r, q, tokens)
+        cache_blocks(S, r, q, min(tokens, q.context))
     if q.admission < 0:
         S.results[q.index].cached_tokens = found * params.block_size
 
@@ -458,7 +494,7 @@ def _try_load(S, r, slot, found, shared, now_s, memory):
 def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory, rules):  # noqa: C901, PLR0911, PLR0912
     rep, w = S.replicas[r], S.work[0]
     params, queue = S.params[rep.side], S.queues[rep.queue]
-    admitted, bin_batch = 0, 0
+    admitted, bin_batch, pads = 0, 0, params.padding_tokens > 0 and w.prompts == 0
     if S.tiers[r].loaded > 0:
         admitted = _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory)
         if admitted < 0:
@@ -475,9 +511,17 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory, rul
         chunk, found, shared = 1, 0, 0
         if params.prefix_caching > 0 and q.swapped == 0 and flags & CHUNKED != 0:
             found, shared = find_cached(S, r, q)
+            if params.drops_block == 1:
+                found, shared = drop_block(S, r, q, found, shared)
         cached = found * params.block_size
         if q.swapped == 0:
             chunk = min(chunk_for(S, q.context - cached, q.last_preemption > 0, prompt_budget, flags), w.max_chunk)
+        if params.aligned == 1:
+            if must_wait(S, r, q, found):
+                return
+            chunk = aligned(S, q, cached, chunk, w.found_boundary)
+        if pads:
+            chunk = _padded(S, q, prompt_budget, chunk, cached)
         if chunk <= 0:
             return
         if flags & ONE_BY_ONE != 0 and _plan(S, r, S.groups[rep.idle_group].members, chunk, batching)[0] <= 0:

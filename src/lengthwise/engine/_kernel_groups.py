@@ -13,7 +13,7 @@ The heap has the step at which this begins, or at which the next chunk of attent
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.engine._kernel_prefix import skip_blocks
+from lengthwise.engine._kernel_prefix import evict_excess, skip_blocks
 
 _SHIFT = 32
 _MASK = (1 << _SHIFT) - 1
@@ -65,13 +65,15 @@ def _count_skipped(S, g, q):
     elif params.local_groups > 0:
         first = params.local_tokens - 1 + params.block_size - computed
         q.next_free_step = group.steps + first
-        if first > 0:
+        if params.aligned == 1 and first <= 0 and first % params.block_size == 0:
+            event = min(event, group.steps + 1)  # Else the window would free the block of ``pending`` again.
+        elif first > 0:
             event = q.next_free_step
         else:
             _count_free(S, g, q)
             if first % params.block_size == 0:
                 pending -= 1
-    q.surplus = pending * params.local_groups
+    q.surplus = (min(pending, 1) if params.aligned == 1 else pending) * params.local_groups
     group.surplus += q.surplus
     return event
 
@@ -96,19 +98,28 @@ def _pass_window(S, g, slot):
 
 
 @jit_cold
-def free_skipped(S, g):
+def free_skipped(S, r, g):
     """Return the blocks that the members of a group free at the next step before their windows."""
     group, params = S.groups[g], S.params[0]
+    if params.aligned == 1:  # These blocks take no contents away that earlier steps have evicted.
+        evict_excess(S, r)
     freed = group.surplus + params.local_groups * S.block_frees[g, group.steps % params.block_size]
     group.surplus = 0
     return freed
 
 
 @jit
-def frees_contents(S, g, steps):
-    """Return whether members free blocks that may have contents when the group has made so many steps."""
-    params = S.params[0]
+def frees_contents(S, r, g, steps):
+    """Return whether members free blocks that may have contents when the group has made so many steps.
+
+    States of outputs have none. But their order matters if the members that take blocks evict contents.
+    """
+    params, phase = S.params[0], steps % S.params[0].block_size
     caches = params.hybrid == 1 and params.prefix_caching == 1
+    if params.aligned == 1:
+        empty = S.replicas[r].free_blocks - S.pools[r].evictable
+        takes = S.block_needs[g, phase] * params.attention_groups
+        return S.groups[g].surplus != 0 or (S.block_frees[g, phase] > 0 and takes > max(0, empty))
     return caches and (S.groups[g].surplus != 0 or S.block_frees[g, steps % params.block_size] > 0)
 
 
@@ -133,13 +144,15 @@ def needed_blocks(S, r, q, end):
 def resident_blocks(S, q, tokens):
     """Return the blocks that a request has for ``tokens`` tokens without those that it has freed."""
     params = S.params[0]
-    blocks = params.attention_groups * ((tokens + params.block_size - 1) // params.block_size)
-    return blocks + params.state_groups - params.local_groups * q.skipped
+    blocks = (tokens + params.block_size - 1) // params.block_size
+    held = min(blocks - q.skipped, 2) if params.aligned == 1 else blocks - q.skipped
+    full = params.attention_groups - params.local_groups
+    return full * blocks + params.local_groups * held + params.state_groups
 
 
 @jit_cold
 def _update_blocks(S, q):
-    if S.params[0].prefix_caching == 0:  # Else every block that leaves the window is freed by itself.
+    if S.params[0].prefix_caching == 0 or S.params[0].aligned == 1:  # Else each block is freed by itself.
         q.skipped = skipped_blocks(S, q.prompt + q.generated - 2)
     q.blocks = resident_blocks(S, q, q.prompt + q.generated - 1)
     q.surplus = 0

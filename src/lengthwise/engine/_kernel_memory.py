@@ -18,6 +18,7 @@ from lengthwise.engine._kernel_queue import (
 )
 from lengthwise.engine._kernel_tiers import end_offloading, is_loaded, leave_loading
 from lengthwise.policy import contracts
+from lengthwise.schema import deployment
 from lengthwise.schema.deployment import SCHEDULE_POLICIES
 from lengthwise.schema.records import Status
 
@@ -27,6 +28,7 @@ TIMED_OUT = int(Status.TIMED_OUT)
 BAD_MEMORY, BAD_DECODE_MEMORY = kernel_layout.BAD_MEMORY, kernel_layout.BAD_DECODE_MEMORY
 INFINITY = float("inf")
 UNSERVED, EXCLUDED, IN_STEP = -1, -2, -3
+aligned_chunk = jit(deployment.aligned_chunk)
 LOF = SCHEDULE_POLICIES.index("lof")
 
 
@@ -54,7 +56,7 @@ def free_blocks_of(S, r, q, has_ended):
     """Free the blocks of a request that has ended or is preempted. Call ``update`` first for a member of a group."""
     if S.params[0].prefix_caching > 0 and q.blocks > 0 and S.replicas[r].side != 1:
         if has_ended or S.params[0].prefix_caching != RADIX:
-            cache_blocks(S, r, q, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
+            cache_blocks(S, r, q, q.prompt + q.generated - 1 - q.unhashed if q.decoding == 1 else q.prefilled)
         release_blocks(S, r, q, q.blocks)
     else:
         S.replicas[r].free_blocks += q.blocks
@@ -420,6 +422,14 @@ def add_ending(S, r, slot, flight):
 
 
 @jit
+def aligned(S, q, start, tokens, boundary):
+    """Return how many of a prompt's next ``tokens`` tokens a step computes, so that states can be cached."""
+    params = S.params[0]
+    junction = boundary * params.block_size
+    return aligned_chunk(start, tokens, S.prompt[q.index], q.context, junction, params.block_size, params.token_budget)
+
+
+@jit
 def slots_end(S, tokens):
     """Return the number of a request's tokens that need KV memory in a step that computes up to ``tokens``."""
     params = S.params[0]
@@ -509,6 +519,8 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
 def take_in_order(S, r, now_s, victim):
     """Free the blocks before the windows of idle decodes, and take their next blocks, in the order of victims.
 
+    With a prefix cache of states the order is that of admission.
+
     The blocks suffice in any order, but which contents are evicted depends on it.
     """
     rep, block_size, count = S.replicas[r], S.params[0].block_size, 0
@@ -517,9 +529,14 @@ def take_in_order(S, r, now_s, victim):
         slot = member(S, g, at)
         q = S.slots[slot]
         computed = q.prompt + q.generated + S.groups[g].steps - q.join_step - 1
-        if computed % block_size == 0 or skipped_blocks(S, computed) > q.skipped:
+        if S.params[0].aligned == 1:
+            acts = q.surplus != 0 or computed % block_size == 0 or (computed - 1) % block_size == 0
+        else:
+            acts = computed % block_size == 0 or skipped_blocks(S, computed) > q.skipped
+        if acts:
             update(S, g, slot)
-            count = _insert_victim(S, count, slot, key_of(S, victim, now_s, q))
+            key = float(q.admission) if S.params[0].aligned == 1 else key_of(S, victim, now_s, q)
+            count = _insert_victim(S, count, slot, key)
     for i in range(count):
         q = S.slots[S.tmp_slot[i]]
         need = needed_blocks(S, r, q, q.prompt + q.generated)  # which frees blocks, too
@@ -542,14 +559,14 @@ def _insert_victim(S, count, slot, key):
 
 
 @jit_cold
-def serve_in_order(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912  one sequence
+def serve_in_order(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912, PLR0915  one sequence
     """Give residents their blocks in the order of admission, and preempt while blocks are short (vLLM).
 
     The victim may have its blocks already. If a request is its own victim, no further resident is served. Return the
     number of decodes that got their blocks. Their slots are the first in ``tmp_slot``. The step may have up to
     ``tokens`` tokens.
     """
-    rep, w, block_size = S.replicas[r], S.work[0], S.params[0].block_size
+    rep, w, block_size, is_aligned = S.replicas[r], S.work[0], S.params[0].block_size, S.params[0].aligned == 1
     count, served, at, goes_on = _order_by_admission(S, r, now_s, victim), 0, 0, True
     while goes_on and at < count:
         slot = S.tmp_slot[at]
@@ -560,10 +577,19 @@ def serve_in_order(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912  o
         end = q.prompt + q.generated
         if q.decoding == 0:
             chunk = min(q.context - q.prefilled, tokens - served - w.prompt_tokens, w.max_chunk)
-            end = q.prefilled + chunk
             if chunk <= 0:
                 break
+            if is_aligned:
+                chunk = aligned(S, q, q.prefilled, chunk, q.boundary)
+                if chunk == 0:
+                    at += 1
+                    continue
+            end = q.prefilled + chunk
+        elif is_aligned and tokens - served - w.prompt_tokens <= 0:
+            break
         need = max(0, (end + block_size - 1) // block_size - q.blocks)
+        if is_aligned:
+            need = needed_blocks(S, r, q, end)
         while goes_on and rep.free_blocks < need:
             worst = _worst(S, count)
             if S.tmp_tie[worst] == IN_STEP:
@@ -625,7 +651,7 @@ def _order_by_admission(S, r, now_s, victim):
         q = S.slots[slot]
         if q.blocks == 0:  # It has been preempted, and its last token is in flight.
             continue
-        moves = q.decoding == 1 or threshold > 0
+        moves = q.decoding == 1 or threshold > 0 or S.params[0].aligned == 1
         while moves and i > 0 and S.slots[S.tmp_slot[i - 1]].admission > q.admission:
             S.tmp_slot[i] = S.tmp_slot[i - 1]
             S.tmp_key[i] = S.tmp_key[i - 1]
@@ -728,9 +754,13 @@ def _blocks_in_groups(S, context, chunk, free_blocks, num_running, found, skippe
     params = S.params[0]
     blocks = params.attention_groups * ((chunk + params.block_size - 1) // params.block_size) + params.state_groups
     blocks -= params.local_groups * skipped
+    states = 2 if found > 0 else 1
+    if params.aligned == 1:
+        in_full = (chunk + params.block_size - 1) // params.block_size
+        blocks = (params.attention_groups - params.local_groups) * in_full + params.local_groups * states
     needed = (context + params.block_size - 1) // params.block_size
     required = (params.attention_groups - params.local_groups) * needed + params.state_groups
-    local = max(min(needed, params.local_cap), found) - skipped
+    local = states if params.aligned == 1 else max(min(needed, params.local_cap), found) - skipped
     left = free_blocks - max(blocks, required + params.local_groups * local)
     return -1 if left < 0 or (num_running > 0 and left < params.watermark_blocks) else blocks
 

@@ -201,6 +201,8 @@ def _has_local(S, base, k):
 def taken_blocks(S, found):
     """Return how many blocks a request has whose first ``found`` blocks are cached (in every KV cache group)."""
     params = S.params[0]
+    if found == 0:
+        return 0
     return params.attention_groups * found - params.local_groups * S.work[0].found_skipped
 
 
@@ -234,25 +236,42 @@ def cache_blocks(S, r, q, tokens):
         return
     for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
         if q.cached >= full:
-            return
+            break
         while q.cached < min(full, passed + S.node_length[run]):
             if S.params[0].hybrid == 1:
-                _cache_in_groups(S, r, q, S.node_first[run] + q.cached - passed)
+                _cache_in_groups(S, r, q, S.node_first[run] + q.cached - passed, full)
                 q.cached += 1
                 continue
             S.request_blocks[base + q.cached] = add_content(S, r, S.node_first[run] + q.cached - passed)
             q.cached += 1
         passed += S.node_length[run]
+    if S.params[0].aligned == 1 and full > 0 and full == (S.prompt[q.index] - 1) // S.params[0].block_size:
+        block = S.request_blocks[base + (full - 1) * S.params[0].attention_groups]
+        if block != NONE:
+            _add_fresh(S, r, S.cached[r, block].node // S.params[0].attention_groups)
 
 
 @jit_cold
-def _cache_in_groups(S, r, q, node):
-    """Give block ``q.cached`` of a request the content ``node``; in windows only where a later request can continue."""
+def _add_fresh(S, r, node):
+    S.fresh[r, S.replicas[r].fresh] = node
+    S.replicas[r].fresh += 1
+
+
+@jit_cold
+def _cache_in_groups(S, r, q, node, full):
+    """Give block ``q.cached`` of a request the content ``node``; in windows only where a later request can continue.
+
+    Of the ``full`` first blocks, a step writes only the last one in groups of states.
+    """
     params, k = S.params[0], q.cached
     groups, base = params.attention_groups, S.request_blocks_start[q.index]
     replay = (S.prompt[q.index] - 1) // params.block_size
     is_needed = params.chunked_local == 1 or replay - params.window_blocks <= k < replay
     is_needed = is_needed or q.boundary - params.window_blocks <= k < q.boundary
+    if params.aligned == 1:
+        is_needed = is_needed and k == full - 1
+        if is_needed and full != replay:  # Else ``cache_blocks`` adds it.
+            _add_fresh(S, r, node)
     for g in range(groups):
         has_content = is_needed or g >= params.local_groups
         S.request_blocks[base + k * groups + g] = add_content(S, r, node * groups + g) if has_content else NONE
@@ -268,15 +287,37 @@ def skip_blocks(S, r, q, end):
     if params.chunked_local == 1:  # Its decodes have filled blocks that get their contents at the latest now.
         cache_blocks(S, r, q, end * params.block_size)
     evict_excess(S, r)
+    last = first if params.aligned == 1 else end - 1
     for g in range(params.local_groups):
-        for k in range(end - 1, first - 1, -1):
+        for k in range(last, first - 1, -1):
             if k >= q.cached or S.request_blocks[base + k * groups + g] == NONE:
                 S.replicas[r].free_blocks += 1
                 continue
             _release_one(S, r, S.request_blocks[base + k * groups + g])
             S.request_blocks[base + k * groups + g] = NONE
     q.skipped = end
-    return (end - first) * params.local_groups
+    return (last + 1 - first) * params.local_groups
+
+
+@jit_cold
+def drop_block(S, r, q, found, shared):
+    """Return what ``find_cached`` found without the last block."""
+    if found == 0:
+        return 0, 0
+    last = S.request_blocks[S.request_blocks_start[q.index] + found - 1]
+    return found - 1, shared - (S.cached[r, last].holders > 0)
+
+
+@jit_cold
+def must_wait(S, r, q, found):
+    """Return whether the state after a request's ``found`` blocks cannot be continued in the step being formed."""
+    groups, rep = S.params[0].attention_groups, S.replicas[r]
+    if found > 0:
+        block = S.request_blocks[S.request_blocks_start[q.index] + (found - 1) * groups]
+        for i in range(rep.fresh):
+            if S.fresh[r, i] * groups == S.cached[r, block].node:
+                return True
+    return False
 
 
 @jit

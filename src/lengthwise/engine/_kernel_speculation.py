@@ -143,6 +143,7 @@ def advance_each(S, g, now_s):
         slot = member(S, g, at)
         q = S.slots[slot]
         q.generated += q.emits
+        q.unhashed = q.emits - 1
         group.kv_tokens += q.emits
         q.last_token_s = now_s
         q.hit = q.next_hit

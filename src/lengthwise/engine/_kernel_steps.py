@@ -168,7 +168,7 @@ def _prompts_cost(S, cost):
         q = S.slots[S.prompt_slot[w.flight, i]]
         chunk = S.prompt_chunk[w.flight, i]
         pairs += chunk * q.prefilled + chunk * (chunk + 1) / 2
-        if q.prefilled + chunk == q.context:
+        if q.prefilled + chunk >= q.context:
             completed += 1
         if cost.merged:
             squared += chunk * chunk
@@ -673,6 +673,7 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
     else:
         _count_gap(S, r, now_s - q.last_token_s, 1)
     q.generated += 1
+    q.unhashed = 0
     q.decoding = 1
     q.last_token_s = now_s
     if q.generated == q.output:
@@ -681,6 +682,7 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
         _queue_for_decode(S, D, r, slot, now_s, rank, router)
     else:
         assign_return_number(S, slot)
+        S.replicas[r].newest_decode = max(S.replicas[r].newest_decode, q.admission)
         join(S, S.replicas[r].idle_group, slot)
 
 
@@ -850,7 +852,7 @@ def can_repeat(S, r, end_s, until_s):
     need = S.block_needs[g, (group.steps + 1) % params.block_size]
     if params.hybrid == 1:
         need *= params.attention_groups
-    return rep.free_blocks - need >= 1 and not frees_contents(S, g, group.steps + 1)
+    return rep.free_blocks - need >= 1 and not frees_contents(S, r, g, group.steps + 1)
 
 
 @jit
@@ -873,7 +875,7 @@ def end_in_place(S, r, end_s):
         lower_ratio(S, r)
         note_room(S, r, S.groups[g].members)
     if S.params[0].hybrid == 1:
-        need = need * S.params[0].attention_groups - free_skipped(S, g)
+        need = need * S.params[0].attention_groups - free_skipped(S, r, g)
     rep.free_blocks -= need
     rep.in_flight -= 1
     rep.steps_since_check += 1

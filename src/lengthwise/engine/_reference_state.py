@@ -160,7 +160,9 @@ class GroupPool:
     Every group has blocks and contents of its own; groups of windows or chunks come first, as their layers do in the
     models. A prefix is found if all groups have it: full attention every block, windows those of the last window, and
     chunks those of the last chunk. Windows give contents only to the blocks that one of ``boundaries`` needs
-    (prefix_cache_retention_interval 0).
+    (prefix_cache_retention_interval 0). States (``KvGroups.aligned``) are as windows of two tokens, of which a step
+    writes only the last block. No request can continue a state of ``fresh``, which the step being formed writes, or
+    from which it computes the end of the prompt that ``boundaries`` begins with.
     """
 
     caches_when = BlockPool.caches_when
@@ -168,6 +170,7 @@ class GroupPool:
     def __init__(self, blocks: int, groups: KvGroups) -> None:
         self.pool, self.groups, self.number = BlockPool(blocks), groups, groups.local + groups.full
         self.take = self.pool.take
+        self.fresh: set[int] = set()
 
     @property
     def free(self) -> int:
@@ -212,6 +215,10 @@ class GroupPool:
         """Return how many of the nodes, from the first on, are found."""
         return self.find(nodes).length
 
+    def must_wait(self, found: GroupPrefix, nodes: list[int]) -> bool:
+        """Return whether the state after a found prefix cannot be continued in the step being formed."""
+        return found.length > 0 and nodes[found.length - 1] in self.fresh
+
     def in_use(self, prefix: GroupPrefix, requests: int = 1) -> int:
         """Return how many blocks of the prefix at least ``requests`` requests use."""
         return self.pool.in_use(self._blocks(prefix), requests)
@@ -228,19 +235,25 @@ class GroupPool:
         groups = self.groups
         for k in range(cached.length, len(nodes)):
             is_needed = groups.chunked or any(end - groups.window_blocks <= k < end for end in cached.boundaries)
+            if groups.aligned:
+                is_needed = is_needed and k == len(nodes) - 1
+                self.fresh.update(nodes[k : k + is_needed])
             for g, table in enumerate(cached.tables):
                 block = CachedBlock(nodes[k] * self.number + g) if g >= groups.local or is_needed else None
                 if block:
                     self.pool.copies.setdefault(block.node, []).append(block)
                 table.append(block)
         cached.length = max(cached.length, len(nodes))
+        if groups.aligned and len(nodes) == cached.boundaries[0] and cached.tables[0][len(nodes) - 1]:
+            self.fresh.add(nodes[-1])
         return cached
 
     def skip(self, cached: GroupPrefix, first: int, end: int) -> None:
         """Free a request's blocks from ``first`` up to ``end`` in the local groups, before their windows."""
+        freed = 1 if self.groups.aligned else end - first
         for table in cached.tables[: self.groups.local]:
             found = [block for block in table[first:end] if block]
-            self.pool.release(found, end - first - len(found))
+            self.pool.release(found, freed - len(found))
             table[first:end] = [None] * len(table[first:end])
 
     def release(self, cached: GroupPrefix, others: int = 0) -> None:
@@ -662,7 +675,8 @@ class LastStep:
 
     The sequence number breaks ties between victims. With speculation, the request's next step verifies ``drafts``
     proposed tokens and gives it ``emits`` tokens, ``hit`` is whether its last step for which tokens were to be proposed
-    accepted any (None: it had none), and ``next_hit`` the same after the next step.
+    accepted any (None: it had none), and ``next_hit`` the same after the next step. The last step accepted ``unhashed``
+    tokens, which give no block a content before the next step.
     """
 
     token_s: float | None = None
@@ -671,6 +685,7 @@ class LastStep:
     emits: int = 1
     hit: bool | None = None
     next_hit: bool | None = None
+    unhashed: int = 0
 
 
 @dataclass
@@ -945,7 +960,7 @@ class Replica:
             self.series[bins // 2 :] = 0.0
             row["series_bin_s"] *= 2
         outputs = sum(q.last.emits for q in step.decodes if q.generated < q.output)
-        outputs += sum(q.prefilled + chunk == q.context for q, chunk in step.prompts)
+        outputs += sum(q.prefilled + chunk >= q.context for q, chunk in step.prompts)
         outputs *= not self.overlaps  # They count at the step's end.
         values = (busy_s, step.seqs * busy_s, waiting * busy_s, in_use * busy_s, prompt_tokens, outputs)
         self.series[int(end_s / row["series_bin_s"])] += values

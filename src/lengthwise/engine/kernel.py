@@ -215,7 +215,7 @@ def _new_slot(S, i):
     q.tenant = S.tenant[i] if S.params[0].tracks_service == 1 else 0
     q.generated = q.context = q.prefilled = q.blocks = q.last_preemption = q.return_number = q.join_step = 0
     q.in_block_needs = q.decoding = q.swapped = q.bin_batch = q.generated_at_admission = 0
-    q.cached = q.inserted = q.transfer_blocks = q.reserved = 0
+    q.cached = q.inserted = q.transfer_blocks = q.reserved = q.unhashed = 0
     q.admission = q.cached_segment = q.last_flight = q.place = q.hit = -1
     q.last_token_s = q.queued_for_s = q.charged_tokens = 0.0
     q.waiting = 1

@@ -48,7 +48,7 @@ slot_t = _record(
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
     cached cached_segment inserted prefill_replica decode_replica transfer_blocks place reserved extra_steps last_flight
-    skipped next_free_step in_block_frees surplus boundary drafts emits hit next_hit
+    skipped next_free_step in_block_frees surplus boundary drafts emits hit next_hit unhashed
     """,
     "arrival_s last_token_s resumed_token_s queued_at_s queued_for_s charged_tokens queue_key",
 )
@@ -65,7 +65,8 @@ count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` blocks besi
 cached prefix of it than the windows, that ends at ``boundary``, in blocks (else 0).
 With speculation, its next step verifies ``drafts`` proposed tokens and gives it ``emits`` tokens, and ``hit`` is 1 if
 its last step for which tokens were to be proposed accepted any, 0 if none, and -1 before the first; ``next_hit`` is the
-value after the next step (``_kernel_speculation``).
+value after the next step (``_kernel_speculation``). Its last step accepted ``unhashed`` tokens, which give no block a
+content before the next step.
 ``queued_at_s`` is the start of the current wait, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the
 number of the batch that the request's bin became.
 
@@ -86,6 +87,7 @@ replica_t = _record(
     incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index ending is_blocked wakes
     passes refreshes spare_blocks preempted_tokens prompt_tokens drafts decodes draft_tokens accepted_tokens
     joining ahead unmerged has_chunk is_reordered
+    fresh newest_decode
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
@@ -102,6 +104,8 @@ residents nor requests that wait for a load have a timeout before ``deadline_s``
 without attention and collectives, ``embedding_s`` of the token embedding.
 With speculation, the drafter proposes ``drafts`` tokens for each sequence of the next step; ``decodes``,
 ``draft_tokens``, ``accepted_tokens`` and ``draft_s`` are those of ``SpeculationTotals``.
+With a prefix cache of states (``Params.aligned``), ``State.fresh`` has ``fresh`` nodes (``GroupPool.fresh``).
+Of the requests that have begun to decode, none was admitted after the one of number ``newest_decode``.
 
 Memory reserved by predicted length (``policy.reservation``): the ``margin``, the ``preempted_tokens`` of requests that
 lack of memory preempted since the last step, and the ``prompt_tokens`` of all steps, which took ``prompt_s``.
@@ -238,7 +242,7 @@ param_t = _record(
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
     vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed long_prefill_token_threshold
     hybrid attention_groups local_groups local_tokens chunked_local local_cap window_blocks state_groups speculates
-    lookahead_tokens
+    lookahead_tokens drops_block padding_tokens aligned
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s

@@ -97,6 +97,7 @@ class State(NamedTuple):
     prompt_slot: Array
     prompt_chunk: Array
     partials: Array
+    fresh: Array
     queues: Array
     queued_key: Array
     queued_index: Array
@@ -251,6 +252,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
         prompt_slot=np.empty((replicas * stride, seqs), np.int64),
         prompt_chunk=np.empty((replicas * stride, seqs), np.int64),
         partials=np.empty((replicas, seqs), np.int64),
+        fresh=np.empty((replicas, 4 * seqs if params.aligned else 1), np.int64),
         queues=queue_rows,
         queued_key=np.empty(pool, np.float64),
         queued_index=np.empty(pool, np.int64),

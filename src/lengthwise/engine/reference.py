@@ -35,7 +35,7 @@ from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import INDEX_TOKENS, Function, Setup, error_of
 from lengthwise.engine.step_time import CostReader, Drafts
 from lengthwise.policy import contracts
-from lengthwise.schema.deployment import SCHEDULE_POLICIES
+from lengthwise.schema.deployment import SCHEDULE_POLICIES, aligned_chunk
 from lengthwise.schema.records import Rejection, Status
 from lengthwise.schema.speculation import accepted, uniform
 
@@ -495,7 +495,7 @@ class Reference:
             self.results[q.index]["first_token_s"] = now
         q.decoding = True
         q.generated += tokens
-        q.last.token_s = now
+        q.last.token_s, q.last.unhashed = now, tokens - 1
         if q.generated == q.output:
             self.results[q.index]["finished_s"] = now
             self._end_request(rep, q, Status.FINISHED, now)
@@ -553,6 +553,7 @@ class Reference:
         if q.blocks:
             # The token of a decode in flight is not known yet (asynchronous scheduling).
             unknown = sum(q in step.decodes for step in rep.flights) if event == "preempted" else 0
+            unknown += q.last.unhashed if q.decoding else 0
             self._cache_blocks(rep, q, q.computed - unknown, event)
             rep.pool.release(q.cached, q.blocks - len(q.cached))
         q.blocks, q.cached, q.rules.kv_tokens, q.rules.skipped = 0, (), 0, 0
@@ -564,7 +565,7 @@ class Reference:
             if params.chunked_local:  # Its decodes have filled blocks that get their contents at the latest now.
                 self._cache_blocks(rep, q, end * params.block_size, "scheduled")
             rep.pool.skip(q.cached, first, end)
-            q.blocks -= (end - first) * params.local_groups
+            q.blocks -= (1 if params.aligned else end - first) * params.local_groups
             q.rules.skipped = end
         return max(0, rep.s.blocks_for(tokens, q.rules.skipped) - q.blocks)
 
@@ -691,6 +692,8 @@ class Reference:
     def _form(self, rep: Replica, now: float) -> Step:  # noqa: C901  one straight sequence
         step = Step(now)
         self._expire(rep, now)
+        if rep.s.params.aligned:
+            rep.pool.fresh.clear()
         if rep.sglang is not None or rep.trtllm is not None:
             return self._form_by_rules(rep, step)
         if not rep.idle and not rep.queue.waiting and not rep.loaded:
@@ -846,16 +849,21 @@ class Reference:
 
         The victim may be in the step already. If a request is its own victim, no further resident joins the step.
         """
-        pool, threshold = rep.pool, rep.s.params.long_prefill_token_threshold
-        order = partial(Request.admission_order, prompts_last=threshold == 0)  # One swapped in may follow a prompt.
+        pool, params = rep.pool, rep.s.params
+        in_order = params.aligned or params.long_prefill_token_threshold > 0
+        order = partial(Request.admission_order, prompts_last=not in_order)  # One swapped in may follow a prompt.
         for q in sorted(rep.idle, key=order):
             if q not in rep.idle or self._ends_in_flight(q):
                 continue
             left = tokens - len(step.decodes) - step.prompt_tokens
             chunk = int(min(q.context - q.prefilled, left, step.max_chunk))
-            if left <= 0 and (not q.decoding or threshold):
+            if left <= 0 and (not q.decoding or in_order):
                 return
-            need = max(0, rep.s.blocks_for(q.context if q.decoding else q.prefilled + chunk) - q.blocks)
+            if rep.s.params.aligned and not q.decoding:
+                chunk = self._aligned(rep, q, q.prefilled, chunk, q.cached)
+                if chunk == 0:
+                    continue
+            need = self._needed_blocks(rep, q, q.context if q.decoding else q.prefilled + chunk)
             while pool.free < need:
                 residents = [*rep.idle, *step.decodes, *(p for p, _ in step.prompts)]
                 residents.sort(key=order)
@@ -878,7 +886,7 @@ class Reference:
                 step.prompts.append((q, chunk))
 
     def _take_decodes(self, rep: Replica, step: Step, flags: int, tokens: int) -> None:
-        if rep.s.params.vllm_priority or rep.s.params.long_prefill_token_threshold:
+        if rep.s.params.vllm_priority or rep.s.params.long_prefill_token_threshold or rep.s.params.aligned:
             if not step.is_served:
                 self._serve_in_order(rep, step, tokens)
             return
@@ -924,7 +932,7 @@ class Reference:
         return q.generated >= q.output and bool(self.s.columns.ends_at_limit[q.index])
 
     def _continue_prompts(self, rep: Replica, step: Step, prompt_budget: int) -> None:
-        if step.is_served:
+        if step.is_served or rep.s.params.aligned:
             return
         for q in sorted((q for q in rep.idle if not q.decoding), key=lambda q: q.admission.number):
             chunk_tokens = min(q.context - q.prefilled, prompt_budget - step.prompt_tokens)
@@ -985,10 +993,11 @@ class Reference:
             self._move_load(to, q)
         self._enqueue(to.queue, q, self.now_s)
 
-    def _admit(  # noqa: C901  one straight sequence
+    def _admit(  # noqa: C901, PLR0912  one straight sequence
         self, rep: Replica, step: Step, admit: int, prompt_budget: int, flags: int
     ) -> None:
         admitted, batch, params = self._admit_loaded(rep, step, admit, prompt_budget, flags), 0, rep.s.params
+        pads = params.padding_tokens > 0 and not step.prompts
         if admitted < 0:
             return
         while (
@@ -1006,6 +1015,10 @@ class Reference:
             found = self._find_cached(rep, q, flags)
             cached = self._length(rep, found) * params.block_size
             chunk_tokens = 1 if q.swapped else self._chunk(step, q, prompt_budget, flags, cached)
+            if params.aligned:
+                chunk_tokens = self._aligned(rep, q, cached, chunk_tokens, found)
+            if pads:
+                chunk_tokens = self._padded(step, q, prompt_budget, chunk_tokens, cached)
             if chunk_tokens <= 0:
                 return
             if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk_tokens)[0] <= 0:
@@ -1024,10 +1037,12 @@ class Reference:
             if blocks < 0:
                 return
             self._take_blocks(rep, q, blocks, found)
+            if params.hybrid:
+                q.rules.skipped = self._skipped(rep, found, cached + chunk_tokens)
             if q.admission.number < 0:
                 self.results[q.index]["cached_tokens"] = cached
             if not q.swapped:
-                self._cache_blocks(rep, q, cached + chunk_tokens, "scheduled")
+                self._cache_blocks(rep, q, min(cached + chunk_tokens, q.context), "scheduled")
             self._note_admission(rep, q)
             admitted, batch = admitted + 1, q.wait.bin_batch
             self._place(rep, step, q, chunk_tokens)
@@ -1039,8 +1054,29 @@ class Reference:
         q.blocks, q.cached = blocks, found
         if length := self._length(rep, found):
             q.prefilled = length * rep.s.params.block_size
-        if rep.s.params.hybrid:
-            q.rules.skipped = found.skipped(rep.s.params.local_groups)
+
+    def _skipped(self, rep: Replica, found: Any, tokens: int) -> int:
+        """Return the first blocks that local groups lack when ``tokens`` tokens of a new request are computed."""
+        params = rep.s.params
+        if params.aligned and not found.length:
+            return (tokens - 1) // params.block_size
+        return int(found.skipped(params.local_groups))
+
+    def _padded(self, step: Step, q: Request, prompt_budget: int, chunk_tokens: int, cached: int) -> int:
+        """Return the tokens of a prompt's first chunk. vLLM pads a last token to the size of a verification.
+
+        The result is 0 if that exceeds the budget, so that the request must wait.
+        """
+        tokens = 1 + self.s.params.padding_tokens
+        if cached != q.context - 1 or not (step.decodes or cached) or cached + tokens >= self.s.params.max_model_len:
+            return chunk_tokens
+        return tokens if tokens <= prompt_budget - step.prompt_tokens else 0
+
+    def _aligned(self, rep: Replica, q: Request, start: int, tokens: int, found: Any) -> int:
+        """Return how many of a prompt's next ``tokens`` tokens a step computes, so that states can be cached."""
+        params, prompt = rep.s.params, int(self.s.columns.prompt[q.index])
+        junction = found.boundaries[-1] * params.block_size if len(found.boundaries) > 1 else 0
+        return aligned_chunk(start, tokens, prompt, q.context, junction, params.block_size, params.token_budget)
 
     def _length(self, rep: Replica, found: Any) -> int:
         return found.length if rep.s.params.hybrid else len(found)
@@ -1219,6 +1255,8 @@ class Reference:
             return rep.pool.find([])
         size = rep.s.params.block_size
         found = rep.pool.find(self._prefix_nodes(q)[: (q.context - 1) // size])
+        if rep.s.params.drops_block:
+            found = found[:-1]
         if rep.s.params.hybrid:
             found.boundaries = ((int(self.s.columns.prompt[q.index]) - 1) // size, *found.boundaries)
         return found
@@ -1250,7 +1288,11 @@ class Reference:
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
         chunk_tokens = self._slots_end(chunk_tokens)
         context = max(q.context, chunk_tokens)
-        of_groups = (found.length, found.skipped(rep.s.params.local_groups)) if rep.s.params.hybrid else (0, 0)
+        of_groups = (0, 0)
+        if rep.s.params.hybrid:
+            if rep.s.params.aligned and rep.pool.must_wait(found, self._prefix_nodes(q)):
+                return -1
+            of_groups = found.length, self._skipped(rep, found, chunk_tokens)
         blocks = rep.s.memory_blocks(context, chunk_tokens, predicted, free, len(residents), peak, *of_groups)
         if blocks >= 0:
             least = rep.s.blocks_for(q.context if q.swapped else chunk_tokens, of_groups[1])

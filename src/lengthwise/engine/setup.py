@@ -165,9 +165,11 @@ class Params:
         hybrid: Whether layers form several groups with blocks of their own (``schema.deployment.KvGroups``):
             ``attention_groups``, of which ``local_groups`` free blocks before the window (``chunked_local``: chunk) of
             ``local_tokens`` and hold at most ``local_cap`` blocks, and ``state_groups``. A cached prefix needs its
-            last ``window_blocks`` blocks in groups with windows.
+            last ``window_blocks`` blocks in groups with windows. ``aligned``: the local groups have states.
         speculates: Whether decodes verify proposed tokens (``schema.speculation``). Only then do the others matter.
         lookahead_tokens: Slots of KV memory after those of the step's tokens.
+        drops_block: Whether the last block of a cached prefix is computed again.
+        padding_tokens: Tokens by which vLLM pads the last one of a prompt to the size of a verification.
         burstiness, missed_draft_rate: Those of ``Speculation``.
         verify_pair_s: Least seconds of one layer's decode attention for each pair of a query and a key.
         draft_layers, draft_head_share, draft_pass_s: Those of ``Speculation`` and its ``Drafter``.
@@ -242,13 +244,16 @@ class Params:
         self.attention_groups, self.local_groups = groups.full + groups.local, groups.local
         self.local_tokens, self.chunked_local, self.state_groups = groups.local_tokens, groups.chunked, groups.states
         self.local_cap, self.window_blocks = groups.local_cap(deployment.max_model_len), groups.window_blocks
+        self.aligned = groups.aligned
 
     def _read_speculation(self, deployment: Deployment) -> None:
         speculation = deployment.speculation
         self.speculates = speculation is not None
         self.counts_steps = self.counts_steps or self.speculates  # Every step has other tokens: none can be repeated.
         settings = speculation or Speculation("ngram", 1, 0.0)
-        self.lookahead_tokens = settings.lookahead_tokens
+        self.lookahead_tokens, self.drops_block = settings.lookahead_tokens, self.speculates and settings.drops_block
+        pads = self.speculates and not settings.per_batch_size
+        self.padding_tokens = settings.num_speculative_tokens if pads else 0
         self.burstiness, self.missed_draft_rate = settings.burstiness, settings.missed_draft_rate
         self.draft_layers, self.draft_head_share = settings.drafter.layers, settings.drafter.head_share
         self.draft_pass_s = settings.pass_s
@@ -356,7 +361,9 @@ class Setup:
     def blocks_for(self, tokens: int, skipped: int = 0) -> int:
         """Return the number of KV blocks for ``tokens`` tokens, of which local groups lack the first ``skipped``."""
         p = self.params
-        return p.attention_groups * -(-tokens // p.block_size) + p.state_groups - p.local_groups * skipped
+        blocks = -(-tokens // p.block_size)
+        held = min(blocks - skipped, 2) if p.aligned else blocks - skipped
+        return (p.attention_groups - p.local_groups) * blocks + p.local_groups * held + p.state_groups
 
     def skipped_blocks(self, computed: int) -> int:
         """Return how many leading blocks a request no longer needs in a local group after ``computed`` tokens."""
@@ -652,7 +659,7 @@ def resolve_policies(scheduler: Scheduler) -> Policies:
 
 
 def lacks_groups(
-    limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None, *, states: int = 0,
+    limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None, *, cached_states: bool = False,
     speculates: bool = False,
 ) -> list[str]:  # fmt: skip
     """Return the settings with which layers form no KV cache groups (``plan_memory`` then counts all tokens)."""
@@ -661,7 +668,7 @@ def lacks_groups(
         "hybrid_kv_cache = false": not scheduler.hybrid_kv_cache,
         'prefix_cache = "sglang"': limits.enable_prefix_caching and limits.prefix_cache == "sglang",
         "kv_offloading": limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0,
-        "a prefix cache of states (enable_prefix_caching)": states > 0 and limits.enable_prefix_caching,
+        "max_step_seqs and a prefix cache of states": cached_states and limits.max_step_seqs is not None,
         "disaggregation": decode is not None,
         "pipeline parallelism": pp > 1,
         "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
@@ -749,7 +756,7 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
         )
     pp = len(deployment.cost.stage_layers)
     groups = kv.groups or KvGroups(kv.block_size, 1)
-    parts = lacks_groups(limits, deployment.scheduler, pp, deployment.decode, states=groups.states)
+    parts = lacks_groups(limits, deployment.scheduler, pp, deployment.decode, cached_states=groups.aligned)
     if kv.groups is not None and parts:
         raise InputError(
             f"KV cache groups of windows and states are not modelled with {' or '.join(parts)} yet; plan the memory "

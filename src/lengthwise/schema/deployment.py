@@ -393,6 +393,10 @@ class KvGroups:
     numbers them first. A group of ``states`` (Mamba, linear attention) has one block for each request. Blocks are freed
     when the request gets its next ones, so that a request holds those of up to ``in_flight_tokens`` tokens (those of a
     step) besides.
+
+    With a prefix cache (``aligned``, vLLM's mamba_cache_mode "align") groups of states are the local ones, with a
+    window of two tokens: the state after a token is needed for the next one. A step writes only its last state, so that
+    a request holds at most two blocks, and ``aligned_chunk`` ends steps where states are to be cached.
     """
 
     block_size: int
@@ -402,6 +406,7 @@ class KvGroups:
     chunked: bool = False
     states: int = 0
     in_flight_tokens: int = 0
+    aligned: bool = False
 
     def skipped(self, computed: int) -> int:
         """Return how many leading blocks a request no longer needs in a local group after ``computed`` tokens."""
@@ -411,13 +416,19 @@ class KvGroups:
 
     def blocks(self, tokens: int, computed: int) -> int:
         """Return a request's blocks for ``tokens`` tokens, of which ``computed`` were computed before the step."""
-        blocks = -(-tokens // self.block_size)
-        return (self.full + self.local) * blocks + self.states - self.local * self.skipped(computed)
+        blocks, skipped = -(-tokens // self.block_size), self.skipped(computed)
+        if self.aligned and not computed:
+            skipped = blocks - 1
+        return self.full * blocks + self.local * self.local_blocks(blocks, skipped) + self.states
+
+    def local_blocks(self, blocks: int, skipped: int) -> int:
+        """Return a request's blocks in a local group: of ``blocks``, without the ``skipped`` first ones."""
+        return min(blocks - skipped, 2) if self.aligned else blocks - skipped
 
     def local_cap(self, max_model_len: int) -> int:
         """Return the most blocks that a request can hold in a local group."""
-        if not self.local:
-            return 0
+        if not self.local or self.aligned:
+            return 2 * self.aligned
         if self.chunked:
             return -(-min(self.local_tokens + self.in_flight_tokens, max_model_len) // self.block_size)
         return -(-min(self.local_tokens - 1 + self.in_flight_tokens, max_model_len) // self.block_size) + 1
@@ -434,12 +445,41 @@ class KvGroups:
         """
         blocks = -(-tokens // self.block_size)
         local = max(min(blocks, self.local_cap(max_model_len)), found) - skipped
+        if self.aligned:
+            local = 1 + (found > 0)
         return self.full * blocks + self.local * local + self.states
 
     def longest(self, max_model_len: int) -> int:
         """Return the blocks that the pool must have for one request of ``max_model_len`` tokens."""
         blocks = -(-max_model_len // self.block_size)
         return self.full * blocks + self.local * self.local_cap(max_model_len) + self.states
+
+
+def aligned_chunk(
+    start: int, tokens: int, prompt: int, context: int, junction: int, block_size: int, token_budget: int
+) -> int:
+    """Return how many of the next ``tokens`` tokens of a context a step computes, so that states can be cached.
+
+    A step ends at the end of a block, at the latest where a request of the same prompt could continue, and at
+    ``junction``, where full attention had a longer cached prefix than the states (vLLM's _mamba_block_aligned_split).
+    The rest of the prompt is free of this, as is a block that is larger than a step (``token_budget``). After a
+    preemption the ``context`` is longer than the ``prompt``.
+    """
+    if start >= max(prompt, context - 1):
+        return tokens
+    end = start + tokens
+    if end < max(prompt, context - 1):
+        whole = end // block_size * block_size
+        if whole > start or block_size <= token_budget:
+            end = whole
+    if start % block_size > 0:
+        end = min(end, (start // block_size + 1) * block_size)
+    last = (context - 1) // block_size * block_size
+    if start < last:
+        end = min(end, last)
+    if start < junction:
+        end = min(end, junction)
+    return max(0, end - start)
 
 
 @dataclass(frozen=True)
@@ -792,7 +832,8 @@ class Deployment:
         rules = {name: getattr(getattr(scheduler, name), "name", getattr(scheduler, name)) for name in others}
         parts = {
             **self._rarely_modelled(),
-            "enable_prefix_caching": limits.enable_prefix_caching,
+            'prefix_cache "sglang"': limits.enable_prefix_caching and limits.prefix_cache == "sglang",
+            "kv_offloading": limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0,
             "async_scheduling": scheduler.async_scheduling,
             "long_prefill_token_threshold": scheduler.long_prefill_token_threshold > 0,
             "reserve": scheduler.reserve,

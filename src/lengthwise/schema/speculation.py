@@ -111,6 +111,11 @@ class Speculation:
         return 0 if self.method == "ngram" else self.num_speculative_tokens
 
     @property
+    def drops_block(self) -> bool:
+        """Return whether a request computes the last block of its cached prefix again, for the drafter (vLLM 0.32)."""
+        return self.method in ("eagle", "eagle3", "mtp")
+
+    @property
     def hit_rate(self) -> float:
         """Return the mean probability over steps that a step accepts any token."""
         return self.draft_rate * self.rates[0]
