@@ -648,8 +648,9 @@ def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
                 "its address."
             )
         port, channel = (PREFILL_PORT, PREFILL_CHANNEL) if side == "prefill" else (DECODE_PORT, DECODE_CHANNEL)
-        channel = BOOTSTRAP_PORT if engine == "sglang" else channel
-        texts[f"{engine}-{side}.sh"] = _side_script(title, launch, sets, port, channel)
+        # Each data-parallel rank of vLLM has a side channel, those of SGLang have one bootstrap server together.
+        channel, channels = (BOOTSTRAP_PORT, 1) if engine == "sglang" else (channel, of.parallel.dp)
+        texts[f"{engine}-{side}.sh"] = _side_script(title, launch, sets, port, channel, channels)
     policy, other = map(router_policy, sides.values())
     note = f"The decode side was behind a {other} router; the command has one policy for both sides."
     notes, (prefills, decodes) = (note,) if other != policy else (), map(len, gpu_sets.values())
@@ -682,7 +683,10 @@ def _sides_router_script(engine: str, prefills: int, decodes: int, policy: str, 
     return script(title, Launch((program,), notes=notes), body)
 
 
-def _side_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: int, channel: int) -> str:
+def _side_script(
+    title: str, launch: Launch, gpu_sets: Sequence[range], port: int, channel: int, channels: int = 1
+) -> str:
+    """Return a script that starts one side's engines on a node. Each takes ``channels`` ports from its channel on."""
     replaced = {"serve": '"$MODEL"', "--model-path": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
     replaced["--disaggregation-bootstrap-port"] = '"$3"'
     command = invocation(launch.command, replaced, "  ")
@@ -696,7 +700,7 @@ def _side_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: in
         f"  export {' '.join(variables)}\n"
         f"  exec {command}\n}}\n"
     )
-    calls = [f"serve {','.join(map(str, gpus))} {port + i} {channel + i}" for i, gpus in enumerate(gpu_sets)]
+    calls = [f"serve {','.join(map(str, gpus))} {port + i} {channel + i * channels}" for i, gpus in enumerate(gpu_sets)]
     if len(calls) == 1:
         start = f"{calls[0]}\n"
     else:

@@ -206,7 +206,7 @@ def _parts(deployment: Deployment, rates: list[float], decoded: float, transfer_
         decode_rps = (prefill_rps + decoded * decode_rps) / (1 + decoded)
     transfer_rps = math.inf
     if decode.kv_transfer.one_at_a_time and transfer_s:
-        transfer_rps = min(deployment.parallel.replicas, decode.parallel.replicas) / transfer_s
+        transfer_rps = min(deployment.parallel.ranks, decode.parallel.ranks) / transfer_s
     return {"prefill side": prefill_rps, "KV transfer": transfer_rps, "decode side": decode_rps}
 
 
