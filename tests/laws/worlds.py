@@ -478,15 +478,19 @@ def async_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
 @st.composite
 def rank_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     """Requests on one or two replicas of data-parallel ranks, scheduled by any rules, some in pipelines."""
-    plain = st.tuples(workloads(), deployments())
-    any_rules = st.one_of(plain, vllm_worlds(), priority_worlds(), hybrid_worlds(), sglang_worlds(), trtllm_worlds())
-    ahead = st.one_of(async_worlds(), async_worlds(), threshold_worlds())
-    workload, other = draw(st.one_of(plain, any_rules, ahead, speculation_worlds()))
+    kinds = {
+        "plain": st.tuples(workloads(), deployments()),
+        "rules": st.one_of(vllm_worlds(), priority_worlds(), hybrid_worlds(), sglang_worlds(), trtllm_worlds()),
+        "ahead": st.one_of(async_worlds(), threshold_worlds()),
+        "speculation": speculation_worlds(),
+    }
+    workload, other = draw(kinds[draw(st.sampled_from(sorted(kinds)))])
     router = other.scheduler.router
     made = dataclasses.replace(other.scheduler, router="vllm_internal" if router == "central" else router)
     is_plain = not (made.engine_rules or made.async_scheduling or made.long_prefill_token_threshold)
     has_stages = is_plain and other.speculation is None and other.kv.groups is None
-    stages = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3 if has_stages else 1))
+    layers = draw(st.lists(st.integers(1, 3), min_size=3, max_size=3))
+    stages = layers[: draw(st.integers(1, 3)) if has_stages else 1]
     tables = cost_tables(stages, other.cost.rule.kind, additional=draw(st.booleans()))
     tables = dataclasses.replace(
         tables, front=other.cost.front, masked_s=other.cost.masked_s, shared_s=draw(shared_seconds()),

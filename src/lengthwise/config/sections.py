@@ -63,8 +63,8 @@ CostSource = Annotated[Text, AfterValidator(_checked_cost)]
 class DecodeSection(Section):
     """The decode side of a disaggregated deployment.
 
-    ``max_num_seqs``, ``gpu_memory_utilization`` and engine settings without a key in this table default to those of the
-    prefill side. The decode side has no prefix cache.
+    ``max_num_seqs``, ``max_num_batched_tokens``, ``gpu_memory_utilization`` and engine settings without a key in this
+    table default to those of the prefill side. The decode side has no prefix cache.
     """
 
     gpu: Text | None = None  # name of the catalog, or a .toml file; None: that of the prefill side
@@ -80,6 +80,8 @@ class DecodeSection(Section):
     replicas: Replicas = 1  # number of replicas that only decode
     num_blocks: Count | None = None  # usable KV blocks of a replica, instead of the planned number
     max_num_seqs: Seqs | None = None
+    # largest number of tokens in a step, for which DeepEP's low-latency exchange has buffers
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] | None = None
     max_step_seqs: Seqs | None = None
     max_in_flight: UpTo1024 | None = None
     gpu_memory_utilization: Share | None = None
@@ -94,7 +96,8 @@ class DecodeSection(Section):
     @property
     def limits(self) -> dict[str, Any]:
         """Return the engine limits that replace those of the prefill side."""
-        given = self.model_dump(include={"max_num_seqs", "gpu_memory_utilization"}, exclude_none=True)
+        keys = {"max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"}
+        given = self.model_dump(include=keys, exclude_none=True)
         return given | {"max_step_seqs": self.max_step_seqs, "max_in_flight": self.max_in_flight}
 
 
