@@ -123,6 +123,9 @@ def test_fill_counts_the_gpus_of_all_data_parallel_ranks():
     found = requested(TEXT, "search.max_gpus=8", "search.space.dp=[1, 4]", "search.space.tp=[2]").candidates()
     alone = {one["deployment.dp"]: one[COUNTS[0]] for one in found if not one["deployment.disaggregate"]}
     assert alone == {1: 4, 4: 1}
+    wide = requested(TEXT, "search.max_gpus=8", "search.space.decode.dp=[4]").candidates()
+    assert {(one[COUNTS[0]], one[COUNTS[1]]) for one in wide if one["deployment.disaggregate"]} == {(4, 1)}
+    assert "decode dp4" in names_of([*wide, {**wide[-1], "deployment.decode.dp": 2}])[len(wide) - 1]
 
 
 def test_one_search_ranks_data_parallel_ranks_and_separate_replicas():
