@@ -261,10 +261,10 @@ def _decode_experts(prefill: Parallelism, section: DecodeSection) -> dict[str, A
     """Return how the decode side divides experts and exchanges tokens: as it states, or like the prefill side."""
     gpus = (section.tp or 1) * (section.dp or 1)
     ep = section.ep or (gpus if 1 < prefill.ep == prefill.tp * prefill.dp else min(prefill.ep, gpus))
-    redundant, exchange = section.redundant_experts, section.all2all_backend
+    redundant, exchange = section.redundant_experts, str(section.all2all_backend or "")
     if redundant is None and ep > 1:
         redundant = prefill.redundant_experts
-    if exchange is None and (section.dp or 1) > 1 and ep == gpus:
+    if not exchange and (section.dp or 1) > 1 and ep == gpus:
         exchange = prefill.all2all_backend
     return {"ep": ep, "redundant_experts": redundant, "all2all_backend": exchange or Parallelism.all2all_backend}
 
