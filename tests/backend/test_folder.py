@@ -481,6 +481,22 @@ def test_sides_with_other_gpus_start_on_nodes_of_their_own(tmp_path):
         assert sorted(run(tmp_path / "one" / f"vllm-{side}.sh", tmp_path / side, "vllm")) == ["0"]
 
 
+def test_each_data_parallel_rank_of_a_side_has_a_channel_of_its_own(tmp_path):
+    """vLLM adds the rank's number to the port."""
+    sides = [deploy("qwen3-30b-a3b", "H100", dp=dp, ep=dp, replicas=n, limits=LIMITS) for dp, n in ((2, 2), (4, 1))]
+    d = engine.disaggregate(*sides)
+    given = {"name": "ranks", "scenario_text": "name = 'x'\n", "workload": WORKLOAD, "rate_rps": 4.0, "claim": "x"}
+    write_launch(tmp_path / "one", d, **given)
+    script = (tmp_path / "one" / "vllm-prefill.sh").read_text()
+    assert "serve 0,1 8100 5600 &\n" in script
+    assert "serve 2,3 8101 5602 &\n" in script
+    assert "--data-parallel-size 2" in script
+    decode = (tmp_path / "one" / "vllm-decode.sh").read_text()
+    assert "serve 4,5,6,7 8200 5700\n" in decode
+    assert "--data-parallel-size 4" in decode
+    assert "serve 2,3 8101 8999 &\n" in (tmp_path / "one" / "sglang-prefill.sh").read_text()
+
+
 def test_an_engine_that_cannot_run_the_deployment_has_no_script(tmp_path):
     speculates = {"speculation": Speculation("eagle", 3, 0.6), "limits": replace(LIMITS, max_num_seqs=128)}
     experts = {"model": "mixtral-8x7b", "ep": 2}

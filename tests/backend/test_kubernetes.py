@@ -435,6 +435,28 @@ def unlike_sides(tp=(8, 16)):
     return engine.disaggregate(*sides)
 
 
+def wide_decode():
+    """A prefill replica of eight GPUs by tensor parallelism, and a decode replica of 16 ranks on two hosts."""
+    limits = replace(LIMITS, weight_dtype="fp8", max_num_seqs=64)
+    own = {"dp": 16, "ep": 16, "all2all_backend": "deepep_low_latency"}
+    sides = (deploy("deepseek-v3", "H200", limits=limits, **of) for of in ({"tp": 8, "ep": 8}, own))
+    return engine.disaggregate(*sides)
+
+
+def test_the_ranks_of_a_decode_side_are_in_one_group_of_pods():
+    resources = list(yaml.safe_load_all(kubernetes_manifest(wide_decode(), name="chat")))
+    for resource in resources:
+        validate(resource)
+    (group,) = [one["spec"]["leaderWorkerTemplate"] for one in resources if one["kind"] == "LeaderWorkerSet"]
+    assert group["size"] == 2
+    for part in ("leaderTemplate", "workerTemplate"):
+        (container,) = group[part]["spec"]["containers"]
+        args = container["args"]
+        assert args[args.index("--data-parallel-size") + 1] == "16"
+        assert args[args.index("--all2all-backend") + 1] == "deepep_low_latency"
+        assert "--enable-expert-parallel" in args
+
+
 def test_pods_of_unlike_sides_take_nodes_with_their_gpus_and_the_router_knows_groups():
     text = kubernetes_manifest(unlike_sides(), name="chat")
     resources = list(yaml.safe_load_all(text))
@@ -464,7 +486,9 @@ def test_pods_of_unlike_sides_take_nodes_with_their_gpus_and_the_router_knows_gr
     assert "Nodes must have NVIDIA H100 80GB HBM3; NVIDIA H200." in remarks
 
 
-@pytest.mark.parametrize("d", [spanning(), unlike_sides(), split(tp=2)], ids=["spanning", "unlike", "split"])
+@pytest.mark.parametrize(
+    "d", [spanning(), unlike_sides(), split(tp=2), wide_decode()], ids=["spanning", "unlike", "split", "wide"]
+)
 def test_a_dynamo_graph_has_a_frontend_and_the_workers_of_each_side(d):
     (graph,) = yaml.safe_load_all(dynamo_manifest(d, name="chat", token_secret="hf-token"))
     validate(graph)

@@ -385,6 +385,8 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
         more = " A gateway can give all replicas one queue." if name == "central" else ""
         more = f" {STICKY_NOTE}" if nearest == STICKY else more
         yield f"{d.parallel.replicas} replicas were behind a {name} router{end}.{more}"
+    if d.parallel.dp > 1 and (name := policy_name(d.scheduler.router)) != "vllm_internal":
+        yield f"The router {name} chose the data-parallel rank of a request; an engine chooses it itself, by its load."
     yield from _host_notes(d, ranks)
     if not math.isinf(d.limits.timeout_s):
         yield (

@@ -632,11 +632,14 @@ def scheduled_scripts(engines: ScheduledEngines) -> dict[str, str]:
     note = "" if pairs == engines.pairs else f" Run it on each node: one holds {pairs} of {engines.pairs} pairs."
     prefill_sets = [range(start, start + prefill_gpus) for start in starts]
     decode_sets = [range(start + prefill_gpus, start + pair_gpus) for start in starts]
+    prefill_channels, decode_channels = (range(first, first + pairs) for first in (PREFILL_CHANNEL, DECODE_CHANNEL))
     return {
         "prefill.sh": _part_script(
-            f"{engines.title}: prefills.{note}", prefill, prefill_sets, PREFILL_PORT, PREFILL_CHANNEL
+            f"{engines.title}: prefills.{note}", prefill, prefill_sets, PREFILL_PORT, prefill_channels
         ),
-        "decode.sh": _part_script(f"{engines.title}: decodes.{note}", decode, decode_sets, DECODE_PORT, DECODE_CHANNEL),
+        "decode.sh": _part_script(
+            f"{engines.title}: decodes.{note}", decode, decode_sets, DECODE_PORT, decode_channels
+        ),
         "router.sh": _sides_router_script("vllm", pairs, pairs, "round_robin"),
     }
 
@@ -686,8 +689,10 @@ def _scripts_of_parts(d: Deployment, name: str) -> dict[str, str]:
             all_here = len(sets) == of.parallel.replicas
             title += f" {'Run this on a node of its own' if all_here else some}, with HOST= its address."
         channel = PREFILL_CHANNEL if role == "prefill" else DECODE_CHANNEL
-        channel = BOOTSTRAP_PORT if engine == "sglang" else channel
-        texts[f"{engine}-{role}.sh"] = _part_script(title, launch, sets, ports[role], None if d.groups else channel)
+        # Each data-parallel rank of vLLM has a side channel, those of SGLang have one bootstrap server together.
+        channel, channels = (BOOTSTRAP_PORT, 1) if engine == "sglang" else (channel, of.parallel.dp)
+        of_side = None if d.groups else range(channel, channel + channels * len(sets), channels)
+        texts[f"{engine}-{role}.sh"] = _part_script(title, launch, sets, ports[role], of_side)
     if d.groups:
         return texts | _gateway_files(d, gpu_sets, ports)
     policy, other = map(router_policy, parts.values())
@@ -738,23 +743,26 @@ def _sides_router_script(engine: str, prefills: int, decodes: int, policy: str, 
     return script(title, Launch((program,), notes=notes), body)
 
 
-def _part_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: int, channel: int | None) -> str:
-    """Return a script that starts the replicas of a side or group; only sides transfer KV cache, over a ``channel``."""
+def _part_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: int, channels: range | None) -> str:
+    """Return a script that starts the replicas of a side or group on a node.
+
+    A replica of a side transfers KV cache through the ports from its item of ``channels`` on. Groups have none.
+    """
     replaced = {"serve": '"$MODEL"', "--model-path": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
     replaced["--disaggregation-bootstrap-port"] = '"$3"'
     command = invocation(launch.command, replaced, "  ")
     head = default_model(_model_of(launch.command)) + _HOST
     variables = {"CUDA_VISIBLE_DEVICES": "$1"}
-    if "--model-path" not in launch.command and channel is not None:
+    if "--model-path" not in launch.command and channels is not None:
         variables |= {"VLLM_NIXL_SIDE_CHANNEL_PORT": "$3", "VLLM_NIXL_SIDE_CHANNEL_HOST": "$HOST"}
     serve = (
-        f"# serve GPUS PORT{' CHANNEL' if channel is not None else ''}\nserve() {{\n"
+        f"# serve GPUS PORT{' CHANNEL' if channels is not None else ''}\nserve() {{\n"
         f"  {' '.join(f'{name}={value}' for name, value in variables.items())}\n"
         f"  export {' '.join(variables)}\n"
         f"  exec {command}\n}}\n"
     )
-    channels = ["" if channel is None else f" {channel + i}" for i in range(len(gpu_sets))]
-    calls = [f"serve {','.join(map(str, gpus))} {port + i}{channels[i]}" for i, gpus in enumerate(gpu_sets)]
+    last = [""] * len(gpu_sets) if channels is None else [f" {channel}" for channel in channels]
+    calls = [f"serve {','.join(map(str, gpus))} {port + i}{last[i]}" for i, gpus in enumerate(gpu_sets)]
     if len(calls) == 1:
         start = f"{calls[0]}\n"
     else:

@@ -172,7 +172,7 @@ def _variant(name: str) -> ModelSpec | None:
 def _find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
     if (spec := _lookup(name, known)) is None:
         other = {"GPU": "a .toml file with its data", "node": "a .toml file of it"}.get(kind, "")
-        raise UnknownNameError(kind, name, known, or_else=other)
+        raise UnknownNameError(kind, name, known, alternative=other)
     return spec
 
 

@@ -130,7 +130,7 @@ class Scenario(Section):
     def of_decode_side(self) -> Self:
         """Return a copy in which the deployment has the GPU, node, costs and degrees of its decode side."""
         on, side = self.deployment, self.deployment.decode_side
-        given = {} if side is None else {key: getattr(side, key) for key in ("gpu", "node", "cost", "tp", "pp")}
+        given = {} if side is None else {key: getattr(side, key) for key in ("gpu", "node", "cost", "tp", "pp", "dp")}
         return self.model_copy(update={"deployment": on.model_copy(update=given)})
 
     def with_origin(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:

@@ -393,6 +393,12 @@ def preempt(S, r, slot, now_s, rank):
     requeue(S, to, now_s, slot, rank)
 
 
+@jit
+def is_dummy(S, f):
+    """Return whether ``f`` is a data-parallel rank's dummy step."""
+    return S.flights[f].decodes + S.flights[f].prompts == 0
+
+
 @jit_cold
 def _preempt_in_flight(S, r, slot):
     """Free the blocks of a resident that may be in the step in flight. Return whether that step gives its last token.
@@ -400,11 +406,12 @@ def _preempt_in_flight(S, r, slot):
     A token in flight is not known yet, so that its block is not cached. The request gets it when the step ends.
     """
     rep, q = S.replicas[r], S.slots[slot]
+    flight = r * S.params[0].stride + rep.first_flight
     decodes = rep.in_flight > 0 and q.decoding == 1 and q.prompt + q.generated > q.context + 1
+    decodes = decodes and not (S.params[0].dp > 1 and is_dummy(S, flight))
     q.generated -= decodes
     free_blocks_of(S, r, q, False)
     q.generated += decodes
-    flight = r * S.params[0].stride + rep.first_flight
     if q.last_flight < 0 and q.decoding == 1 and q.generated == q.output:
         add_ending(S, r, slot, flight)
     elif decodes:

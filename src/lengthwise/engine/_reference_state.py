@@ -12,7 +12,7 @@ import numpy as np
 
 from lengthwise.engine.kernel_layout import SERIES_COLUMNS, gap_bin
 from lengthwise.engine.setup import Params, Setup
-from lengthwise.engine.step_time import NO_COST, CostReader, Drafts, StepCost
+from lengthwise.engine.step_time import CostReader, Drafts, StepCost
 from lengthwise.policy.reservation import MemoryGate
 from lengthwise.schema.deployment import KvGroups
 
@@ -838,6 +838,8 @@ class Replica:
         drafts: How many tokens the drafter has proposed for each sequence of the next step.
         preempted_tokens: Computed tokens of the requests preempted for lack of memory since the last step.
         totals: Sums over the replica's steps, a record of ``kernel_layout.replica_t``.
+        stage_free_s: When each pipeline stage ends its last step.
+        ranks: All data-parallel ranks of the replica, which have the same number of steps in flight.
     """
 
     def __init__(self, setup: Setup, number: int, queue: Queue, histogram: Any, storage: ChunkPool) -> None:
@@ -872,7 +874,8 @@ class Replica:
         self.steps: list[tuple[Any, ...]] = []
         self.gaps: list[tuple[int, float]] = []
         self._histogram = histogram
-        self._stage_free_s = [0.0] * setup.params.pp
+        self.stage_free_s = [0.0] * setup.params.pp
+        self.ranks = [self]
 
     @property
     def running(self) -> list[Request]:
@@ -917,21 +920,16 @@ class Replica:
         self.gaps.append((count, gap_s))
 
     def step_cost(self, step: Step, drafts: Drafts | None = None) -> StepCost:
-        """Return the cost of a step, which may verify proposed tokens, or no cost if it has no sequences."""
-        if not step.seqs:
-            return NO_COST
+        """Return the cost of a step, which may verify proposed tokens."""
         prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
         return self.cost.step(len(step.decodes), step.kv_tokens, prompts, step.swap_s, drafts)
 
-    def run_stages(self, step: Step, cost: StepCost) -> float:
-        """Take a step through the pipeline, and return when its last stage ends."""
-        end_s = step.start_s
+    def prepare(self, step: Step, cost: StepCost) -> float:
+        """Return when the host has prepared a step, if it does so beside the GPU, else when the step starts."""
         if self.s.params.hide_host:
-            self.host_free_s = end_s = max(end_s, self.host_free_s) + cost.host_s
-        for p, stage_s in enumerate(cost.stages_s):
-            end_s = max(end_s, self._stage_free_s[p]) + stage_s
-            self._stage_free_s[p] = end_s
-        return float(end_s)
+            self.host_free_s = max(step.start_s, self.host_free_s) + cost.host_s
+            return self.host_free_s
+        return step.start_s
 
     def record_step(self, step: Step, cost: StepCost, end_s: float) -> None:
         """Set the end of a step, and record it."""

@@ -161,7 +161,7 @@ def _with_drafter(
         shard = costs.shard_of(model, parallel, limits)
         # EAGLE-3 heads have a vocabulary of their own (arXiv:2503.01840); others use the head of the model.
         share = min(1.0, EAGLE3_VOCABULARY / model.vocab) if chosen.method == "eagle3" else 1.0
-        weights = catalog.layer_weight_bytes(model, model.layers - 1, shard.weight_dtype) / parallel.tp
+        weights = shard.layer_weight_bytes(model.layers - 1) / parallel.tp
         block_bytes = shard.kv_bytes * kv.block_size
         drafter = Drafter(1.0, share)
     else:
@@ -172,7 +172,9 @@ def _with_drafter(
                 f"{draft.vocab}. Take one of the same family"
             )
         own_limits = replace(limits, weight_dtype=None)
-        shard = costs.shard_of(draft, replace(parallel, replicas=1), own_limits)
+        # Each data-parallel rank has a draft model of its own.
+        parallel = replace(parallel, replicas=1) if parallel.dp == 1 else Parallelism(parallel.tp, parallel.pp)
+        shard = costs.shard_of(draft, parallel, own_limits)
         source = cost if isinstance(cost, str) and cost.partition(":")[0] in ("roofline", "profile") else "roofline"
         tables = _tables(source, draft, gpu, node, parallel, own_limits, min(max_model_len, draft.max_model_len))
         weights = float(shard.stage_weight_bytes()[0])

@@ -189,12 +189,13 @@ first."""
 storage_t = _record("chunks oldest newest")
 """A row of ``State.stored``: its number of ``chunks``, and the ends of their list, -1 if it is empty."""
 
-flight_t = _record("group paused prompts tokens decodes prompt_tokens outputs", "end_s")
+flight_t = _record("group paused prompts tokens decodes drafts prompt_tokens outputs", "end_s")
 """A step in flight. ``paused`` is 1 if the decodes of ``group`` pause while the step computes its prompts. Under
 asynchronous scheduling, its decodes get ``tokens`` tokens when it ends, and ``State.prompt_chunk`` is 1 for a chunk
-that completes its prompt, and 0 for any other. With
-data-parallel ranks ``end_s`` is when the rank alone would be ready, until the step of all ranks starts, which needs
-the step's ``decodes``, ``prompt_tokens`` and ``outputs`` (decodes and completed prompts)."""
+that completes its prompt, and 0 for any other.
+With data-parallel ranks, the start of the ranks' step needs its ``decodes``, ``drafts`` (proposed tokens),
+``prompt_tokens`` and ``outputs`` (tokens of its decodes, and completed prompts). A dummy step has neither decodes nor
+prompts."""
 
 queue_t = _record("offset room length", "deadline_s overdue_at_s")
 """A queue: ``length`` of its ``room`` entries of ``State.queued_*``, which begin at ``offset``. ``deadline_s`` is the
@@ -248,7 +249,7 @@ param_t = _record(
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
     transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s storage_latency_s
     initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share burstiness missed_draft_rate
-    verify_pair_s draft_layers draft_head_share draft_pass_s
+    verify_pair_s draft_layers draft_shared_layers draft_head_share draft_pass_s
     """,
 )
 """Parameters, one row for each of ``Setup.rows`` (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of

@@ -51,6 +51,10 @@ class State(NamedTuple):
     ``group_costs`` and ``group_sizes`` [groups, 12] (sizes of the tables, and the whole numbers of ``PackedCost``) are
     the costs of further groups of replicas.
 
+    Pipelines: a stage is free from ``stage_free`` [2 x replicas, stages] on (of a replica with several data-parallel
+    ranks this is row ``replicas`` + the number of its first rank), and takes ``stage_s`` [replicas, stages] for the
+    step formed last, where other ranks share nothing.
+
     Queues: ``queued_*`` are the
     heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers see the counts of each replica
     ``waiting``, ``running``, ``outstanding_tokens``, ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` (a
@@ -93,6 +97,7 @@ class State(NamedTuple):
     cohort_s: Array
     cohort_n: Array
     stage_free: Array
+    stage_s: Array
     flights: Array
     prompt_slot: Array
     prompt_chunk: Array
@@ -178,7 +183,7 @@ class State(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """State of the decode side. ``slot_of`` [n] is the slot of each request in transfer.
+    """State of the decode side, with costs as in ``State``. ``slot_of`` [n] is the slot of each request in transfer.
 
     ``prefill_*`` [prefill replicas] and ``decode_*`` [decode replicas] are the parts of the counts that routers see.
     """
@@ -186,6 +191,8 @@ class DecodeState(NamedTuple):
     cost: PackedCost
     other: PackedCost
     stage_other: Array
+    shared: Array
+    shared_slope: Array
     draws: Array
     previous_turn: Array
     routed: Array
@@ -247,7 +254,8 @@ def new_state(setup: Setup, log_rows: int) -> State:
         block_frees=np.zeros((groups, params.block_size) if params.hybrid else (1, 1), np.int64),
         cohort_s=np.empty((groups, seqs), np.float64),
         cohort_n=np.empty((groups, seqs), np.int64),
-        stage_free=np.zeros((replicas, stride)),
+        stage_free=np.zeros((2 * replicas, stride)),
+        stage_s=np.zeros((replicas, stride)),
         flights=flights,
         prompt_slot=np.empty((replicas * stride, seqs), np.int64),
         prompt_chunk=np.empty((replicas * stride, seqs), np.int64),
@@ -368,14 +376,14 @@ def new_decode_state(setup: Setup, state: State) -> DecodeState:
     views = (*(one[:first] for one in counts), *(one[first:] for one in counts), state.no_tokens[first:].copy())
     if decode_side is None:
         none = np.zeros(1, np.int64)
-        sides = (state.cost, state.other, state.stage_other, state.draws)
+        sides = (state.cost, state.other, state.stage_other, state.shared, state.shared_slope, state.draws)
         return DecodeState(*sides, none[:0], none[:0], none, state.service_rate, *views)
     cost = decode_side.deployment.cost
     slot_of = np.zeros(len(setup.columns.prompt), np.int64)
     turns = decode_side.columns.previous_turn
     return DecodeState(
-        pack(cost), *_other_degree(cost), decode_side.columns.draws, turns, np.full_like(turns, -1), slot_of,
-        decode_side.service_rate, *views,
+        pack(cost), *_other_degree(cost), *_shared(cost), decode_side.columns.draws, turns, np.full_like(turns, -1),
+        slot_of, decode_side.service_rate, *views,
     )  # fmt: skip
 
 
@@ -580,6 +588,8 @@ def _tokens_in_flight(state: State, tokens: Array) -> Array:
     decodes = state.prompt[slots["index"]] + tokens - slots["context"] - 1
     for r, replica in enumerate(state.replicas):
         places = [r * stride + (replica["first_flight"] + k) % stride for k in range(replica["in_flight"])]
+        if state.params[0]["dp"] > 1:  # without dummy steps
+            places = [f for f in places if state.flights[f]["decodes"] + state.flights[f]["prompts"] > 0]
         for f in places:
             prompts = state.prompt_slot[f, : state.flights[f]["prompts"]]
             np.add.at(found, prompts, state.prompt_chunk[f, : len(prompts)])

@@ -127,7 +127,7 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
     if decode is not None:  # prefill and decode are disaggregated
         properties["decode"] = {
             "gpu": (decode.gpu or deployment.gpu).name,
-            **{name: getattr(decode.parallel, name) for name in ("gpus", "tp", "pp", "ep", "replicas")},
+            **{name: getattr(decode.parallel, name) for name in ("gpus", "tp", "pp", "dp", "ep", "replicas")},
             **{axis: _policy_name(getattr(decode, axis)) for axis in decode_axes},
             "max_num_seqs": decode.limits.max_num_seqs,
             "kv_blocks": decode.kv.num_blocks,

@@ -160,7 +160,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
 
 def has_ranks(results: Sequence[Result]) -> bool:
     """Return whether a variant has data-parallel ranks, whose batches and exchange of tokens labels then name."""
-    return any(r.deployment is not None and r.deployment.parallel.dp > 1 for r in results)
+    return any(r.deployment is not None and any(side.parallel.dp > 1 for side in r.deployment.sides) for r in results)
 
 
 def paired(results: Sequence[Result]) -> bool:

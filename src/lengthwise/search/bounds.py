@@ -206,7 +206,7 @@ def _parts(deployment: Deployment, rates: list[float], decoded: float, transfer_
         decode_rps = (prefill_rps + decoded * decode_rps) / (1 + decoded)
     transfer_rps = math.inf
     if decode.kv_transfer.one_at_a_time and transfer_s:
-        transfer_rps = min(deployment.parallel.replicas, decode.parallel.replicas) / transfer_s
+        transfer_rps = min(deployment.parallel.ranks, decode.parallel.ranks) / transfer_s
     return {"prefill side": prefill_rps, "KV transfer": transfer_rps, "decode side": decode_rps}
 
 
@@ -309,9 +309,7 @@ class _Stages:
     def __init__(self, deployment: Deployment) -> None:
         self.cost = cost = deployment.cost
         self.layers = np.asarray(cost.stage_layers, dtype=np.float64)
-        layer_s = cost.layer_s + cost.comm_s
-        if cost.shared_s is not None:  # at least the tokens of one rank
-            layer_s = layer_s + cost.shared_s[: len(layer_s)]
+        layer_s = cost.alone().layer_s + cost.comm_s  # ranks compute together at least the tokens of one rank
         each_s = self.layers[:, None] * layer_s[None, :]
         each_s[0] += cost.embedding_s + float(cost.host_s[1:].min())
         each_s[-1] += float(cost.head_s[1:].min())

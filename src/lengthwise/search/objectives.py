@@ -481,9 +481,10 @@ class Bench:
         choice = replace(choice, gpus=deployment.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
         if deployment.gpus > max_gpus or parallel.gpus == 0:
             gpus = parallel.gpus_per_replica * max(parallel.replicas, 1)
-            shape = f"tp x pp x {'dp x ' if parallel.dp > 1 else ''}replicas are"
+            ranks = "dp x " if any(side.parallel.dp > 1 for side in deployment.sides) else ""
+            shape = f"tp x pp x {ranks}replicas are"
             if (decode := deployment.decode) is not None:
-                shape = f"tp x pp x replicas of both sides, {gpus} + {decode.parallel.gpus}, are"
+                shape = f"tp x pp x {ranks}replicas of both sides, {gpus} + {decode.parallel.gpus}, are"
                 gpus = deployment.gpus
             reason = f"{shape} {gpus} GPUs; search.max_gpus is {max_gpus}"
             return rejected(

@@ -82,7 +82,8 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 
 _NAMES = {
     "deployment.groups": "{}", "deployment.gpu": "{}", "deployment.decode.gpu": "decode {}", "deployment.model": "{}",
-    "deployment.tp": "tp{}", "deployment.pp": "pp{}", "deployment.decode.ep": "decode ep{}",
+    "deployment.tp": "tp{}", "deployment.pp": "pp{}", "deployment.decode.dp": "decode dp{}",
+    "deployment.decode.ep": "decode ep{}", "deployment.decode.redundant_experts": "decode {} redundant",
     "deployment.dp": "dp{}", "deployment.ep": "ep{}", "deployment.redundant_experts": "{} redundant",
     "deployment.replicas": "x{}", "deployment.decode.replicas": "{}", "deployment.decode.tp": "decode tp{}",
     "deployment.decode.pp": "decode pp{}", "deployment.weight_dtype": "{}", "deployment.kv_dtype": "kv {}",

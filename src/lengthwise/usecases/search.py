@@ -98,7 +98,7 @@ class VariantSearch:
         if least > most and all(search.DECODE_REPLICAS in settings for settings in made):
             raise InputError(
                 f"search.max_gpus must be at least {least}, for one prefill replica and one decode replica; it is "
-                f"{most}. Raise it, or give smaller tp, pp, decode.tp or decode.pp"
+                f"{most}. Raise it, or give smaller tp, pp or dp of a side"
             )
         return [*{search.settings_key(settings): settings for settings in made}.values(), *mixed]
 
@@ -155,12 +155,13 @@ class VariantSearch:
                 alone[search.REPLICAS] = max(1, question.max_gpus // on.gpus)
             yield alone
             return
-        assert side.tp is not None  # ``decode_side`` sets both
+        assert side.tp is not None  # ``decode_side`` sets all three
         assert side.pp is not None
+        assert side.dp is not None
         own_side = self.scenario.deployment.decode
         if side.gpu == on.gpu and (own_side is None or own_side.gpu is None):  # the same as without this setting
             settings = {key: value for key, value in settings.items() if key != f"{_DECODE}gpu"}
-        gpus = shapes[search.settings_key(settings)] = on.gpus, side.tp * side.pp
+        gpus = shapes[search.settings_key(settings)] = on.gpus, side.tp * side.pp * side.dp
         is_sized = self.section.objective in search.AT_RATE
         own = ("auto", "auto") if is_sized else (self.scenario.deployment.replicas, side.replicas)
         given = [settings.get(key, number) for key, number in zip(counts, own, strict=True)]
@@ -514,7 +515,7 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
     if deployed.decode is not None and summary.hardware is not None:
         busy = [share.value for share in summary.hardware.replica_busy_share]
-        prefill, decode = (np.mean(of) for of in np.split(np.array(busy), [deployed.parallel.replicas]))
+        prefill, decode = (np.mean(of) for of in np.split(np.array(busy), [deployed.parallel.ranks]))
         beyond.insert(0, f" Steps run {prefill:.0%} of the time on prefill replicas, {decode:.0%} on decode replicas.")
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"
 

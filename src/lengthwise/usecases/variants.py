@@ -22,6 +22,7 @@ from lengthwise.schema.deployment import (
     EngineLimits,
     KVOffloading,
     KVStorage,
+    Parallelism,
     Scheduler,
     SglangSettings,
     TrtllmSettings,
@@ -200,9 +201,6 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     )
     _require_own_tables(scenario, deployed)
     if section.decode_side is not None:
-        if section.dp > 1:
-            remedy = "Set dp = 1, or disaggregate = false"
-            raise InputError(f"dp is not modelled with a decode side yet; it is {section.dp}. {remedy}")
         deployed = _disaggregated(deployed, section.decode_side, scenario)
     sides = (deployed.scheduler, deployed.decode)
     routers = [policy.resolve("router", side.router) for side in sides if side is not None]
@@ -240,10 +238,6 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
     axes: dict[str, Any] = {
         axis: _name_or_object(getattr(section, axis), scenario) for axis in ("batching", "memory", "router")
     }
-    experts = {key: getattr(prefill.parallel, key) for key in cost.EXPERT_KEYS}
-    experts["ep"] = section.ep or min(experts["ep"], section.tp or 1)
-    if experts["ep"] == 1:
-        experts["redundant_experts"] = None
     own = scenario.of_decode_side()
     node = own.file_or_name(own.deployment.node) if own.deployment.node else None
     with error_note(_IN_DECODE):
@@ -252,8 +246,8 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
             prefill.model,
             gpu,
             node=prefill.node if node is None and gpu == prefill.gpu else node,
-            **section.model_dump(include={"tp", "pp", "replicas", "num_blocks"}),
-            **experts,
+            **section.model_dump(include={"tp", "pp", "dp", "replicas", "num_blocks"}),
+            **_decode_experts(prefill.parallel, section),
             limits=replace(prefill.limits, **section.limits, max_model_len=prefill.max_model_len),
             scheduler=replace(
                 prefill.scheduler,
@@ -275,6 +269,18 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
         transfer = engine.kv_transfer_between(prefill, decode, prefill.gpus + decode.gpus)
     transfer = replace(transfer, fixed_s=transfer.fixed_s + section.kv_transfer, one_at_a_time=section.one_at_a_time)
     return engine.disaggregate(prefill, decode, transfer)
+
+
+def _decode_experts(prefill: Parallelism, section: DecodeSection) -> dict[str, Any]:
+    """Return how the decode side divides experts and exchanges tokens: as it states, or like the prefill side."""
+    gpus = (section.tp or 1) * (section.dp or 1)
+    ep = section.ep or (gpus if 1 < prefill.ep == prefill.tp * prefill.dp else min(prefill.ep, gpus))
+    redundant, exchange = section.redundant_experts, str(section.all2all_backend or "")
+    if redundant is None and ep > 1:
+        redundant = prefill.redundant_experts
+    if not exchange and (section.dp or 1) > 1 and ep == gpus:
+        exchange = prefill.all2all_backend
+    return {"ep": ep, "redundant_experts": redundant, "all2all_backend": exchange or Parallelism.all2all_backend}
 
 
 def tables_path(scenario: Scenario) -> str | None:
