@@ -139,11 +139,11 @@ def test_hits_of_states_by_hand(engine):
 
 @pytest.mark.parametrize("engine", ["kernel", "reference"])
 def test_a_state_of_the_same_step_cannot_be_continued(engine):
-    """Two equal prompts at once: the second would find the state that the step with the end of the first one writes."""
+    """Two equal prompts at once: the second waits until a step neither writes the first one's state nor reads it."""
     prompts = SharedPrefixes(272, np.array([0, 1, 2]), np.zeros(2, np.int64), np.full(2, -1))
     many = Workload(np.zeros(2), np.full(2, 300), np.full(2, 4), prefixes=prompts)
     steps = simulate(many, qwen(), engine=engine).steps
-    assert steps.prefill_tokens[:2].tolist() == [272, 28 + 28]
+    assert steps.prefill_tokens[:3].tolist() == [272, 28, 28]
 
 
 def test_states_with_a_prefix_cache_have_no_groups_with_max_step_seqs():

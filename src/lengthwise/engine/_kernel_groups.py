@@ -145,9 +145,9 @@ def resident_blocks(S, q, tokens):
     """Return the blocks that a request has for ``tokens`` tokens without those that it has freed."""
     params = S.params[0]
     blocks = (tokens + params.block_size - 1) // params.block_size
-    held = min(blocks - q.skipped, 2) if params.aligned == 1 else blocks - q.skipped
+    in_local = min(blocks - q.skipped, 2) if params.aligned == 1 else blocks - q.skipped
     full = params.attention_groups - params.local_groups
-    return full * blocks + params.local_groups * held + params.state_groups
+    return full * blocks + params.local_groups * in_local + params.state_groups
 
 
 @jit_cold

@@ -364,8 +364,8 @@ class Setup:
         """Return the number of KV blocks for ``tokens`` tokens, of which local groups lack the first ``skipped``."""
         p = self.params
         blocks = -(-tokens // p.block_size)
-        held = min(blocks - skipped, 2) if p.aligned else blocks - skipped
-        return (p.attention_groups - p.local_groups) * blocks + p.local_groups * held + p.state_groups
+        in_local = min(blocks - skipped, 2) if p.aligned else blocks - skipped
+        return (p.attention_groups - p.local_groups) * blocks + p.local_groups * in_local + p.state_groups
 
     def skipped_blocks(self, computed: int) -> int:
         """Return how many leading blocks a request no longer needs in a local group after ``computed`` tokens."""

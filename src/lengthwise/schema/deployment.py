@@ -469,9 +469,9 @@ def aligned_chunk(
         return tokens
     end = start + tokens
     if end < max(prompt, context - 1):
-        whole = end // block_size * block_size
-        if whole > start or block_size <= token_budget:
-            end = whole
+        last_full = end // block_size * block_size
+        if last_full > start or block_size <= token_budget:
+            end = last_full
     if start % block_size > 0:
         end = min(end, (start // block_size + 1) * block_size)
     last = (context - 1) // block_size * block_size
