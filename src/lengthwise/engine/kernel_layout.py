@@ -190,7 +190,8 @@ flight_t = _record("group rests prompts tokens decodes prompt_tokens outputs", "
 asynchronous scheduling, its decodes get ``tokens`` tokens when it ends, and ``State.prompt_chunk`` is 1 for a chunk
 that completes its prompt, and 0 for any other. With
 data-parallel ranks ``end_s`` is when the rank alone would be ready, until the step of all ranks starts, which needs
-the step's ``decodes``, ``prompt_tokens`` and ``outputs`` (decodes and completed prompts)."""
+the step's ``decodes`` (also set with overlap of SGLang's steps), ``prompt_tokens`` and ``outputs`` (decodes and
+completed prompts)."""
 
 queue_t = _record("offset room length", "deadline_s overdue_at_s")
 """A queue: ``length`` of its ``room`` entries of ``State.queued_*``, which begin at ``offset``. ``deadline_s`` is the
