@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._kernel_groups import join, member, needed_blocks, remove, remove_partial, skipped_blocks, update
+from lengthwise.engine._kernel_groups import (
+    join,
+    member,
+    needed_blocks,
+    overlaps,
+    remove,
+    remove_partial,
+    skipped_blocks,
+    update,
+)
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, release_blocks
 from lengthwise.engine._kernel_queue import (
     key_of,
@@ -355,14 +364,14 @@ def preempt(S, r, slot, now_s, rank):
         pass
     elif q.decoding == 1:
         remove(S, rep.idle_group, slot)
-        if rep.ahead == 1:  # It has a decode in flight (SGLang with overlap).
+        if rep.ahead == 1:  # With overlap: it has a decode in flight.
             q.blocks = max(q.blocks, (q.prompt + q.generated + params.block_size - 1) // params.block_size)
-    elif q.place >= 0 and params.sglang == 1:
+    elif q.place >= 0 and overlaps(S):
         rep.joining -= 1
     else:
         remove_partial(S, r, slot)
     blocks = q.blocks
-    if params.async_scheduling == 1 and params.sglang == 0:
+    if params.async_scheduling == 1 and not overlaps(S):
         ends_in_flight = _preempt_in_flight(S, r, slot)
     else:
         ends_in_flight = False

@@ -21,6 +21,7 @@ from lengthwise.engine._kernel_groups import (
     member,
     merge,
     next_event_step,
+    overlaps,
     pop_finished,
     remove,
     renumber,
@@ -60,7 +61,7 @@ def launch(S, D, r, now_s):
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     flight = S.flights[w.flight]
     kv_tokens = S.groups[flight.group].kv_tokens if w.decodes > 0 else 0
-    if S.params[0].async_scheduling == 1 and S.params[0].sglang == 1 and w.decodes > 0:
+    if overlaps(S) and w.decodes > 0:
         kv_tokens = w.kv_tokens  # The decodes stay in the idle group.
     end_s, pairs, completed = _run_stages(S, D, r, now_s, kv_tokens)
     rep.tokens += w.decodes + w.drafts + w.prompt_tokens
@@ -76,9 +77,7 @@ def launch(S, D, r, now_s):
         flight.outputs = w.decodes + w.accepted + completed
         _count_rounds(rep, w.prompts)
         return end_s
-    outputs = w.decodes + w.accepted + completed
-    if S.params[0].async_scheduling == 1 and S.params[0].sglang == 1:
-        outputs = 0  # They count at the step's end.
+    outputs = 0 if overlaps(S) else w.decodes + w.accepted + completed  # With overlap they count at the end.
     busy_s = _record_step(S, r, now_s, end_s, outputs)
     if S.params[0].reserve == 1:
         adapt_margin(S, r, busy_s)
@@ -487,11 +486,11 @@ def end_step(S, D, r, now_s, rank, router):  # noqa: C901, PLR0912  one sequence
     """End the replica's oldest step in flight. Under disaggregation, ``router`` chooses the decode replicas."""
     if S.params[S.replicas[r].side].dp > 1 and end_dummy(S, r):
         return
+    if overlaps(S):
+        _end_overlapped_step(S, r, now_s)
+        return
     if S.params[0].async_scheduling == 1:
-        if S.params[0].sglang == 1:
-            _end_overlapped_step(S, r, now_s)
-        else:
-            _end_async_step(S, r, now_s)
+        _end_async_step(S, r, now_s)
         return
     rep, stride = S.replicas[r], S.params[0].stride
     f = r * stride + rep.first_flight
@@ -715,7 +714,7 @@ def _end_overlapped_prompt(S, r, slot, now_s):
 
 @jit_cold
 def _finish_overlapped(S, r, slot, now_s):
-    """Finish a request, which is also in the next step, unless that was known to be one too many or has no decodes."""
+    """Finish a request. If the next step has decodes and could not leave it out, it also computes its last token."""
     q, rep, size = S.slots[slot], S.replicas[r], S.params[0].block_size
     tokens = q.prompt + q.generated - 1
     if rep.ahead == 1 and q.output < S.max_tokens[q.index]:

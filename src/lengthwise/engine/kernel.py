@@ -13,7 +13,7 @@ from __future__ import annotations
 from lengthwise._jit import by_pointer, jit, jit_cold
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_batch import chunk_for, form
-from lengthwise.engine._kernel_groups import member
+from lengthwise.engine._kernel_groups import member, overlaps
 from lengthwise.engine._kernel_memory import (
     blocks_when_empty,
     enqueue,
@@ -222,8 +222,7 @@ def _new_slot(S, i):
     q.admission = q.cached_segment = q.last_flight = q.place = q.hit = -1
     q.last_token_s = q.queued_for_s = q.charged_tokens = 0.0
     q.waiting = 1
-    ahead = S.params[0].async_scheduling == 1 and S.params[0].sglang == 0
-    q.extra_steps = 1 - S.ends_at_limit[i] if ahead else 0
+    q.extra_steps = 1 - S.ends_at_limit[i] if S.params[0].async_scheduling == 1 and not overlaps(S) else 0
     q.queued_at_s = q.arrival_s
     return slot
 
