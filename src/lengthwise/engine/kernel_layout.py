@@ -193,9 +193,9 @@ flight_t = _record("group paused prompts tokens decodes drafts prompt_tokens out
 """A step in flight. ``paused`` is 1 if the decodes of ``group`` pause while the step computes its prompts. Under
 asynchronous scheduling, its decodes get ``tokens`` tokens when it ends, and ``State.prompt_chunk`` is 1 for a chunk
 that completes its prompt, and 0 for any other.
-With data-parallel ranks, the start of the ranks' step needs its ``decodes`` (also set with overlap of SGLang's steps), ``drafts`` (proposed tokens),
-``prompt_tokens`` and ``outputs`` (tokens of its decodes, and completed prompts). A dummy step has neither decodes nor
-prompts."""
+With data-parallel ranks, the start of the ranks' step needs its ``decodes`` (also set with overlap of SGLang's steps),
+``drafts`` (proposed tokens), ``prompt_tokens`` and ``outputs`` (tokens of its decodes, and completed prompts). A dummy
+step has neither decodes nor prompts."""
 
 queue_t = _record("offset room length", "deadline_s overdue_at_s")
 """A queue: ``length`` of its ``room`` entries of ``State.queued_*``, which begin at ``offset``. ``deadline_s`` is the
