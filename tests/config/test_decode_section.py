@@ -46,14 +46,14 @@ def test_a_file_describes_both_sides():
 
 def test_links_and_seconds_of_a_kv_transfer():
     node = build(reported())[0].deployment
-    host = build(reported('link = "host", kv_transfer = "2ms", one_at_a_time = false'))[0].deployment
+    host = build(reported('link = "host", kv_transfer = "2ms", link_sharing = "none"'))[0].deployment
     kv_bytes = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, dimensions, bytes
     assert node.decode.kv_transfer.bytes_per_token == kv_bytes, "one GPU sends what two receive"
     assert node.decode.kv_transfer.bytes_per_s == node.node.link_for(3).bandwidth_bytes_per_s
     assert host.decode.kv_transfer.bytes_per_token == kv_bytes * 1.5
     assert host.decode.kv_transfer.fixed_s == 0.002
-    assert not host.decode.kv_transfer.one_at_a_time
-    assert node.decode.kv_transfer.one_at_a_time
+    assert host.decode.kv_transfer.sharing == "none"
+    assert node.decode.kv_transfer.sharing == "fcfs"
 
 
 def test_the_effective_settings_load_again():

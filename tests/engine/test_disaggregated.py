@@ -96,11 +96,29 @@ def test_a_request_that_arrives_during_a_step_joins_the_next_one(engine):
 @ENGINES
 def test_a_link_takes_one_request_after_the_other(engine):
     both = requests([0, 0], [256, 256], [2, 2])
-    at_once = KVTransfer(1.0, one_at_a_time=False)
+    at_once = KVTransfer(1.0, sharing="none")
     serial = simulate(both, disaggregated(KVTransfer(1.0)), engine=engine).requests.finished_s
     np.testing.assert_array_equal(serial, [0.25 + 1 + 1 / 8, 0.25 + 2 + 1 / 8])
     parallel = simulate(both, disaggregated(at_once), engine=engine).requests.finished_s
     np.testing.assert_array_equal(parallel, [0.25 + 1 + 1 / 8, 0.5 + 1 + 1 / 8])
+
+
+@ENGINES
+def test_transfers_that_share_links_divide_the_bandwidth(engine):
+    """Two prompts are through at 1/4. Both send to the one decode replica, then the shorter one has been sent."""
+    shared = KVTransfer(fixed_s=0.5, bytes_per_token=2.0, bytes_per_s=512.0, sharing="fair")
+    r = simulate(requests([0, 0.125], [256, 128], [2, 2]), disaggregated(shared, replicas=2), engine=engine).requests
+    np.testing.assert_array_equal(r.first_token_s, [0.25, 0.25])
+    np.testing.assert_array_equal(r.finished_s, [0.25 + 1.5 + 0.5 + 1 / 8, 0.25 + 1.0 + 0.5 + 1 / 8])
+
+
+@ENGINES
+def test_transfers_on_links_of_their_own_share_nothing(engine):
+    """Each prefill replica sends to another decode replica."""
+    shared = KVTransfer(bytes_per_token=2.0, bytes_per_s=512.0, sharing="fair")
+    both = disaggregated(shared, replicas=2, decoders=2)
+    r = simulate(requests([0, 0], [256, 256], [2, 2]), both, engine=engine).requests
+    np.testing.assert_array_equal(r.finished_s, [0.25 + 1.0 + 1 / 8] * 2)
 
 
 @ENGINES
@@ -197,7 +215,7 @@ def test_sessions_that_only_a_column_names_return_too(engine):
 def test_littles_law_holds_for_the_decode_side():
     """Sequences in a step are rate x time in steps; an arrival waits for half a step in the mean (PASTA)."""
     rng = np.random.default_rng(3)
-    n, kv_transfer = 3000, KVTransfer(0.125, one_at_a_time=False)
+    n, kv_transfer = 3000, KVTransfer(0.125, sharing="none")
     workload = requests(np.cumsum(rng.exponential(0.4, n)), rng.integers(1, 300, n), rng.integers(2, 60, n))
     records = simulate(workload, disaggregated(kv_transfer, free_slots=64, decode_blocks=8192))
     r, steps = records.requests, records.steps
@@ -249,6 +267,8 @@ def test_what_cannot_work_is_refused():
         KVTransfer(-1.0)
     with pytest.raises(InputError, match="bytes_per_s"):
         KVTransfer(bytes_per_s=0.0)
+    with pytest.raises(InputError, match=r"no link_sharing named 'fairly'\. Did you mean: fair"):
+        KVTransfer(sharing="fairly")
     with pytest.raises(InputError, match="max_in_flight"):
         EngineLimits(max_in_flight=0)
 

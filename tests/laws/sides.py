@@ -19,7 +19,9 @@ HANDOVERS = (
     KVTransfer(),
     KVTransfer(0.01),
     KVTransfer(0.0, 100.0, 1e5),
-    KVTransfer(0.003, 1.0, 300.0, one_at_a_time=False),
+    KVTransfer(0.003, 1.0, 300.0, sharing="none"),
+    KVTransfer(0.0, 100.0, 1e5, sharing="fair"),
+    KVTransfer(0.003, 1.0, 3e3, sharing="fair"),
     KVTransfer(1.0, 1.0, 1e3),
 )
 

@@ -123,7 +123,7 @@ def split_rooflines(draw):
     second = built(one.model.name, gpu, tp, pp, other.limits, scheduler, blocks)
     more = dataclasses.replace(second.parallel, replicas=draw(st.integers(1, 3)))
     second = dataclasses.replace(second, parallel=more)
-    links = [None, KVTransfer(), KVTransfer(0.05), KVTransfer(0.0, 1e5, 1e8, one_at_a_time=False)]
+    links = [None, KVTransfer(), KVTransfer(0.05), *(KVTransfer(0.01, 1e5, 1e8, s) for s in ("none", "fair"))]
     link = draw(st.sampled_from(links))
     return engine.disaggregate(one, second, link)
 

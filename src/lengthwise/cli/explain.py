@@ -118,6 +118,7 @@ def show_request(variant: Variant, found: RequestExplanation) -> None:
     )
 
 
+_SHARING = {"fcfs": ", one at a time", "fair": ", links shared", "none": ""}
 _BOUND = {"compute": "c", "memory": "m", "network": "n", "latency": "l"}
 
 
@@ -158,7 +159,7 @@ def show(variant: Variant, found: Explanation) -> None:
         transfer = f"{duration(sides.transfer_s)} for a mean prompt"
         rows = [
             *((f"{name} side", _side(side)) for name, side in zip(("prefill", "decode"), d.sides, strict=True)),
-            ("KV transfer", transfer + (", one at a time" if d.decode and d.decode.kv_transfer.one_at_a_time else "")),
+            ("KV transfer", transfer + _SHARING[d.decode.kv_transfer.sharing if d.decode else "none"]),
         ]
     print_properties(
         variant.name,

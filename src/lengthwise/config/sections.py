@@ -80,7 +80,8 @@ class DecodeSection(Section):
     gpu_memory_utilization: Share | None = None
     link: Literal["node", "host"] = "node"  # link between the sides; "host": through host memory
     kv_transfer: Wait = 0.0  # additional seconds of each request's KV transfer
-    one_at_a_time: bool = True  # a replica sends, and receives, one request at a time; False: transfers overlap
+    # What simultaneous transfers of a replica do: one at a time, share its bandwidth, or each have all of it.
+    link_sharing: Literal["fcfs", "fair", "none"] = "fcfs"
     batching: Text = "unified"
     memory: Text = "paged"
     preemption_mode: PreemptionMode = "recompute"

@@ -36,10 +36,10 @@ from lengthwise.engine._kernel_steps import (
     load_rank,
     may_form,
     record_rank,
-    start_transfers,
     stays_empty,
 )
 from lengthwise.engine._kernel_tiers import complete_offloading
+from lengthwise.engine._kernel_transfers import end_shared_transfers, start_transfers
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
 
@@ -68,7 +68,7 @@ def run(
     params, counters = S.params[0], S.counters[0]
     while True:
         end_s = S.event_s[0] if counters.events > 0 else INFINITY
-        now_s = min(counters.entry_s, end_s, counters.bin_deadline_s)
+        now_s = min(counters.entry_s, end_s, counters.bin_deadline_s, counters.transfer_end_s)
         if now_s == INFINITY:
             now_s = counters.last_s
             if not _complete_oldest_bin(S, now_s, rank):
@@ -106,6 +106,8 @@ def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, de
     _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
     if counters.bin_deadline_s <= now_s:
         _complete_expired_bins(S, now_s, rank)
+    if counters.transfer_end_s <= now_s:
+        end_shared_transfers(S, D, now_s)
     while counters.events > 0 and S.event_s[0] == now_s:
         r = pop_event(S)
         if r >= len(S.replicas):  # Events of requests are numbered after the replicas.
@@ -429,6 +431,7 @@ def _independent_until_s(S, left, preemptions):
             return -INFINITY
         if counters.events > 0:
             until_s = min(until_s, S.event_s[0])
+        until_s = min(until_s, counters.transfer_end_s)
     return until_s
 
 

@@ -214,12 +214,24 @@ counter_t = _record(
     slots free_slots next released admissions preemptions returns step_rows gap_rows queued_top events problem
     problem_value batches sent_children entries
     """,
-    "last_s bin_deadline_s last_service front_free_s entry_s",
+    "last_s bin_deadline_s last_service front_free_s entry_s transfer_end_s",
 )
 """Global counters. ``next`` is the next request without parents. ``sent_children`` is the size of the heap of requests
 whose last parent has finished. ``entries`` counts entries into queues under SGLang's rules. ``problem`` is a status
 code and ``problem_value`` its number (``setup.error_of``). ``last_s`` is the time of the last event. The front end is
-free at ``front_free_s``; at ``entry_s`` the next request leaves it (infinity: no request is in it or known to come)."""
+free at ``front_free_s``; at ``entry_s`` the next request leaves it (infinity: no request is in it or known to come). At
+``transfer_end_s`` the first of the KV transfers that share links has sent all its bytes."""
+
+path_t = _record("transfers", "served_s target_s rate end_s")
+"""The KV transfers that share links, from one replica to another. Each of them has ``rate``, a share of the full
+bandwidth, and the first one ends at ``end_s``, when ``served_s`` (seconds at full bandwidth) reaches ``target_s``."""
+
+link_t = _record("transfers", "left")
+"""Work record of a replica's link: the share of its bandwidth that is ``left`` for ``transfers`` of unknown rate."""
+
+fabric_t = _record("active", "now_s")
+"""The number of paths with transfers, whose numbers are the first of ``DecodeState.active_paths``, and the time up to
+which they are served."""
 
 param_t = _record(
     """
@@ -227,7 +239,7 @@ param_t = _record(
     max_step_seqs token_budget max_model_len closed_loop has_dependents central_queue swap prefix_caching radix_policy
     router_prefix router_sees_memory index_blocks rank_every_step needs_peak bins series_bins preempts_by_policy
     preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
-    parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
+    parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags link_sharing
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
     vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed long_prefill_token_threshold

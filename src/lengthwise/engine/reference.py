@@ -20,6 +20,7 @@ from lengthwise.engine._reference_state import (
     Admission,
     Chunk,
     ChunkPool,
+    Fabric,
     Offload,
     PrefixIndex,
     Queue,
@@ -69,6 +70,7 @@ class Reference:
                 Replica(decode_side, number, Queue([], []), self.histogram, ChunkPool(0)) for number in numbers
             ]
         self.replicas = [*self.prefill_replicas, *self.decode_replicas]
+        self.fabric = Fabric(len(self.replicas))
         if params.central_queue:
             self.queues = self.queues[:1]
         for rep in self.replicas:
@@ -154,17 +156,24 @@ class Reference:
             self._complete_expired_bins(now)
             while any(self._end_step(rep, now) for rep in self.replicas):
                 self._handle_entries(now)
-            ends = [(q, rep) for rep in self.decode_replicas for q, end_s in rep.incoming.items() if end_s == now]
-            ends += [(q, rep) for rep in self.replicas for q, offload in rep.loading.items() if offload.end_s == now]
-            for q, rep in sorted(ends, key=lambda end: end[0].index):
-                if q in rep.incoming:
-                    self._receive(rep, q)
-                else:
-                    self._end_load(rep, q)
-                rep.pending = True
+            self._end_transfers(now)
             self._wake(now)
             self._schedule_all(now)
         return self._outcome()
+
+    def _end_transfers(self, now: float) -> None:
+        """End the KV transfers and the loads from CPU memory that end now, by request."""
+        if self.fabric.end_s <= now:
+            for q, to in self.fabric.end(now):
+                self.replicas[to].incoming[q] = now + self.replicas[to].s.kv_transfer.fixed_s
+        ends = [(q, rep) for rep in self.decode_replicas for q, end_s in rep.incoming.items() if end_s == now]
+        ends += [(q, rep) for rep in self.replicas for q, offload in rep.loading.items() if offload.end_s == now]
+        for q, rep in sorted(ends, key=lambda end: end[0].index):
+            if q in rep.incoming:
+                self._receive(rep, q)
+            else:
+                self._end_load(rep, q)
+            rep.pending = True
 
     def _wake(self, now: float) -> None:
         for rep in [rep for rep in self.replicas if rep.wake_s == now]:
@@ -206,7 +215,7 @@ class Reference:
         transfers = [end_s for rep in self.decode_replicas for end_s in rep.incoming.values()]
         loads = [offload.end_s for rep in self.prefill_replicas for offload in rep.loading.values()]
         wakes = [*self.wakes_s.values(), *(rep.wake_s for rep in self.replicas)]
-        return float(min([self.entry_s, *ends, *bins, *transfers, *loads, *wakes]))
+        return float(min([self.entry_s, self.fabric.end_s, *ends, *bins, *transfers, *loads, *wakes]))
 
     def _next_request(self) -> int | None:
         roots = [
@@ -1308,9 +1317,13 @@ class Reference:
             self._note_admission(rep, q)
             self.results[q.index]["replica"] = rep.number
             link, source = rep.s.kv_transfer, q.transfer.source
-            duration_s = link.fixed_s + (q.context - 1) * link.token_s
+            link_s = (q.context - 1) * link.token_s
+            duration_s = link.fixed_s + link_s
             end_s = now + duration_s
-            if link.one_at_a_time:
+            if link.sharing == "fair" and link_s > 0:
+                self.fabric.start(q, (source.number, rep.number), link_s, now)
+                end_s = math.inf
+            elif link.sharing == "fcfs":
                 end_s = max(now, source.sends_until_s, rep.receives_until_s) + duration_s
                 source.sends_until_s = rep.receives_until_s = end_s
             rep.incoming[q] = end_s

@@ -476,22 +476,28 @@ class KvPlan:
         return self.block_size / (self.groups.full + self.groups.local if self.groups else 1)
 
 
+LINK_SHARINGS = ("fcfs", "fair", "none")
+
+
 @dataclass(frozen=True)
 class KVTransfer:
     """Transfer of a request's KV cache from the prefill replica to the decode replica.
 
     A transfer takes ``fixed_s`` plus ``bytes_per_token / bytes_per_s`` for each cached token, while both sides continue
-    their steps. With ``one_at_a_time``, a replica sends one request at a time and receives one at a time. The other
-    requests queue in the order in which their transfers were admitted.
+    their steps. ``sharing`` is what simultaneous transfers of a replica do. With "fcfs" a replica sends one at a time
+    and receives one at a time, in the order in which they were admitted. With "fair" they share the bandwidth of the
+    sender and that of the receiver, max-min fair, and ``fixed_s`` follows. With "none" each has the complete bandwidth.
     """
 
     fixed_s: float = 0.0
     bytes_per_token: float = 0.0
     bytes_per_s: float = float("inf")
-    one_at_a_time: bool = True
+    sharing: str = "fcfs"  # one of ``LINK_SHARINGS``
     link: str = ""  # its name, if known
 
     def __post_init__(self) -> None:
+        if self.sharing not in LINK_SHARINGS:
+            raise UnknownNameError("link_sharing", self.sharing, LINK_SHARINGS)
         for name in ("fixed_s", "bytes_per_token"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be at least 0 and finite; it is {getattr(self, name)}")

@@ -12,8 +12,8 @@ between tokens is limited, a share q of the tokens comes from steps that are sho
 no faster than the front end admits them. With speculation, all proposed tokens count as accepted.
 
 Unlike replicas behind one router are bounded together (``_mixed_ceiling``). Under disaggregation each side has its
-part of a request's work, its own steps and its own limits, and the rate is at most the smaller bound of both. If
-transfers go one at a time, a replica of each side is also limited by their times.
+part of a request's work, its own steps and its own limits, and the rate is at most the smaller bound of both. Where
+transfers go one at a time or share links, a link of each side is also limited by their times.
 """
 
 from __future__ import annotations
@@ -97,9 +97,12 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     prompt, output = requests.prompt_tokens[is_admitted], np.maximum(output[is_admitted], 1)
     computed = _computed_tokens(deployment, requests)[is_admitted]
     transfer_s: Floats = np.zeros(len(prompt))
+    link_s = 0.0  # of a mean request, in which a replica's link has no capacity for others
     if decode is not None:
         link = decode.kv_transfer
         transfer_s = np.where(output > 1, link.fixed_s + link.token_s * prompt, 0.0)
+        busy_s = transfer_s if link.sharing == "fcfs" else np.where(output > 1, link.token_s * prompt, 0.0)
+        link_s = float(busy_s.mean()) if is_admitted.any() else 0.0
     min_step_s = float(stages[-1].through_s[1])
     isolated = stages[0].isolated_s(computed), min_step_s
     impossible = _impossible(limits, isolated, (output, -(-(output - 1) // most)), transfer_s)
@@ -121,7 +124,7 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
             rate, per_step = of.rate(work, _completions_per_step(side, work, limits, of.through_s))
             jct_s += (work.decodes if side is sides[-1] else 1.0) * per_step / rate * side.parallel.pp
         rates.append(rate * side.parallel.ranks)
-    parts = {"replicas": rates[0]} if decode is None else _parts(deployment, rates, decoded, float(transfer_s.mean()))
+    parts = {"replicas": rates[0]} if decode is None else _parts(deployment, rates, decoded, link_s)
     if serial_s := deployment.cost.front.serial_s:
         parts["front end"] = 1 / serial_s  # all replicas have one
     slack = SLACK / float(is_admitted.mean())
@@ -192,10 +195,11 @@ def _weighted_work(group: Deployment, stages: _Stages, weights: Floats) -> Float
     return most * group.parallel.ranks
 
 
-def _parts(deployment: Deployment, rates: list[float], decoded: float, transfer_s: float) -> dict[str, float]:
+def _parts(deployment: Deployment, rates: list[float], decoded: float, link_s: float) -> dict[str, float]:
     """Return the bounds of both sides and of the KV transfer.
 
-    ``rates`` are those of the sides, if every request is prefilled once and has ``decoded`` tokens decoded. A request
+    ``rates`` are those of the sides, if every request is prefilled once and has ``decoded`` tokens decoded, and
+    ``link_s`` the seconds of a mean request in which a link is full. A request
     that is preempted for recomputation gets a token by another prefill. With m preemptions a request, the rate r is
     limited by (1 + m) r <= prefill rate and (decoded - m) r <= decoded x decode rate, of which the sum does not have m.
     """
@@ -205,8 +209,8 @@ def _parts(deployment: Deployment, rates: list[float], decoded: float, transfer_
     if decode.preemption_mode == "recompute" and decode_rps < prefill_rps:
         decode_rps = (prefill_rps + decoded * decode_rps) / (1 + decoded)
     transfer_rps = math.inf
-    if decode.kv_transfer.one_at_a_time and transfer_s:
-        transfer_rps = min(deployment.parallel.replicas, decode.parallel.replicas) / transfer_s
+    if decode.kv_transfer.sharing != "none" and link_s:
+        transfer_rps = min(deployment.parallel.replicas, decode.parallel.replicas) / link_s
     return {"prefill side": prefill_rps, "KV transfer": transfer_rps, "decode side": decode_rps}
 
 

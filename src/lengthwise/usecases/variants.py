@@ -259,7 +259,7 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
         transfer = engine.kv_transfer_over(None, prefill, decode)
     else:
         transfer = engine.kv_transfer_between(prefill, decode, prefill.gpus + decode.gpus)
-    transfer = replace(transfer, fixed_s=transfer.fixed_s + section.kv_transfer, one_at_a_time=section.one_at_a_time)
+    transfer = replace(transfer, fixed_s=transfer.fixed_s + section.kv_transfer, sharing=section.link_sharing)
     return engine.disaggregate(prefill, decode, transfer)
 
 
