@@ -56,6 +56,26 @@ def test_links_and_seconds_of_a_kv_transfer():
     assert node.decode.kv_transfer.sharing == "fcfs"
 
 
+def test_conditional_disaggregation_from_a_file(capsys):
+    text = 'link_sharing = "fair", max_local_prefill_length = 512, max_prefill_queue_size = 8'
+    one = build(reported(text))[0]
+    side = one.deployment.decode
+    assert (side.kv_transfer.sharing, side.max_local_prefill_length, side.max_prefill_queue_size) == ("fair", 512, 8)
+    facts = deployment_facts(one.deployment)["decode"]
+    assert (facts["link_sharing"], facts["max_local_prefill_length"], facts["max_prefill_queue_size"]) == (
+        "fair",
+        512,
+        8,
+    )
+    show(one, explain(one))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "for a mean prompt, links shared" in shown
+    assert "prompts of up to 512 tokens, and any while 8 or more wait on the prefill side" in shown
+    for bad in ("max_local_prefill_length = -1", "max_prefill_queue_size = 0", 'link_sharing = "some"'):
+        with pytest.raises(InputError, match=bad.split()[0]):
+            reported(bad)
+
+
 def test_the_effective_settings_load_again():
     complete = reported()
     assert config.loads(complete.to_toml()).deployment == complete.deployment

@@ -122,6 +122,27 @@ def test_transfers_on_links_of_their_own_share_nothing(engine):
 
 
 @ENGINES
+def test_short_prompts_are_prefilled_where_they_decode(engine):
+    """The prompt of 64 tokens takes a decode step of 1/8 s. The one of 256 is prefilled at 1/4 and transferred."""
+    local = disaggregated(KVTransfer(1.0), max_local_prefill_length=64)
+    records = simulate(requests([0, 0], [256, 64], [3, 3]), local, engine=engine)
+    np.testing.assert_array_equal(records.requests.first_token_s, [0.25, 0.125])
+    np.testing.assert_array_equal(records.requests.finished_s, [0.25 + 1 + 2 / 8, 3 / 8])
+    np.testing.assert_array_equal(records.requests.replica, [1, 1])
+    np.testing.assert_array_equal(records.steps.prefill_tokens[records.steps.replica == 1], [64, 0, 0, 0, 0])
+
+
+@ENGINES
+def test_prompts_go_to_the_decode_side_while_the_prefill_queue_is_full(engine):
+    """The second prompt waits for the first one. The third finds a queue of 1, and the fourth an empty one again."""
+    one_waits = disaggregated(max_prefill_queue_size=1)
+    records = simulate(requests([0, 0.0625, 0.125, 0.375], [256] * 4, [2] * 4), one_waits, engine=engine)
+    steps = records.steps
+    assert steps.prefill_tokens[steps.replica == 1].sum() == 256
+    np.testing.assert_array_equal(records.requests.first_token_s, [0.25, 0.5, 0.25, 0.75])
+
+
+@ENGINES
 def test_a_full_decode_side_fills_the_prefill_side_which_then_admits_no_request(engine):
     """One slot to decode; the cache for prompts holds two of 256 tokens: the third waits until one was fetched."""
     full = disaggregated(free_slots=1, blocks=128)
@@ -267,6 +288,10 @@ def test_what_cannot_work_is_refused():
         KVTransfer(-1.0)
     with pytest.raises(InputError, match="bytes_per_s"):
         KVTransfer(bytes_per_s=0.0)
+    with pytest.raises(
+        InputError, match=r"decode.max_prefill_queue_size must be a whole number of at least 1; it is 0"
+    ):
+        disaggregated(max_prefill_queue_size=0)
     with pytest.raises(InputError, match=r"no link_sharing named 'fairly'\. Did you mean: fair"):
         KVTransfer(sharing="fairly")
     with pytest.raises(InputError, match="max_in_flight"):

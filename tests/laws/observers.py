@@ -35,7 +35,7 @@ def may_get_stuck(deployment: Deployment) -> bool:
 
 def restarts_as_decode(deployment: Deployment) -> bool:
     """Vidur's Sarathi counts prompt tokens of a restarted request as produced, and books their gaps."""
-    return deployment.scheduler.batching == "vidur_sarathi"
+    return "vidur_sarathi" in (deployment.scheduler.batching, deployment.decode and deployment.decode.batching)
 
 
 def run(workload: Workload, deployment: Deployment, **options: Any) -> Records:

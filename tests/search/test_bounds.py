@@ -125,7 +125,9 @@ def split_rooflines(draw):
     second = dataclasses.replace(second, parallel=more)
     links = [None, KVTransfer(), KVTransfer(0.05), *(KVTransfer(0.01, 1e5, 1e8, s) for s in ("none", "fair"))]
     link = draw(st.sampled_from(links))
-    return engine.disaggregate(one, second, link)
+    both = engine.disaggregate(one, second, link)
+    here = draw(st.sampled_from([{}, {}, {"max_local_prefill_length": 300}, {"max_prefill_queue_size": 2}]))
+    return dataclasses.replace(both, decode=dataclasses.replace(both.decode, **here))
 
 
 @settings(max_examples=2 * EXAMPLES)

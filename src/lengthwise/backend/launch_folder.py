@@ -214,6 +214,12 @@ def _shape_rows(d: Deployment) -> list[str]:
             f"KV transfer between the sides: simulated over {transfer.link}, {transfer.bytes_per_s / GB:.4g} GB/s for "
             "each GPU"
         )
+    if d.decode is not None and d.decode.prefills:
+        rows.append(
+            "The simulation prefills some prompts on the decode side (max_local_prefill_length, "
+            "max_prefill_queue_size). The routers of these files send every prompt to a prefill replica; Dynamo's has "
+            "--router-conditional-disagg"
+        )
     return rows
 
 

@@ -380,7 +380,7 @@ def preempt(S, r, slot, now_s, rank):
     if ends_in_flight:
         return
     to = rep.queue
-    if rep.side == 1 and q.swapped == 0:  # Its prompt is recomputed on a replica that prefills.
+    if rep.side == 1 and q.swapped == 0 and q.prefill_replica >= 0:  # It is recomputed where it was prefilled.
         to = q.prefill_replica
         move_load(S, q, r, to)
     S.waiting[to] += 1
@@ -736,8 +736,10 @@ def _peak_tokens(S, r, candidate):
     rep, stride, w = S.replicas[r], S.params[0].stride, S.work[0]
     count = _insert_remaining(S, 0, candidate)
     count = _insert_group(S, count, rep.idle_group)
-    for i in range(rep.partials + rep.incoming):  # A replica has half-computed prompts or transfers, never both.
+    for i in range(rep.partials):
         count = _insert_remaining(S, count, S.partials[r, i])
+    for i in range(rep.incoming):
+        count = _insert_remaining(S, count, S.partials[r, -1 - i])
     for i in range(S.tiers[r].loading):
         if S.loading[r, i] != candidate:
             count = _insert_remaining(S, count, S.loading[r, i])

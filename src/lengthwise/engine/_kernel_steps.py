@@ -103,7 +103,10 @@ def _run_stages(S, D, r, now_s, kv_tokens):
     if S.replicas[r].side > 1:
         return _run_stages_of_group(S, r, now_s, kv_tokens)
     if S.replicas[r].side == 1:
-        return _pipeline_by_stage(S, D.cost, D.other, D.stage_other, r, now_s, kv_tokens), 0.0, 0
+        pairs, completed = 0.0, 0
+        if w.prompts > 0:
+            _, pairs, completed = _prompts_cost(S, D.cost)
+        return _pipeline_by_stage(S, D.cost, D.other, D.stage_other, r, now_s, kv_tokens), pairs, completed
     prefill_s, pairs, completed = _prompts_cost(S, S.cost)
     if S.params[0].has_other_degree == 1:
         return _pipeline_by_stage(S, S.cost, S.other, S.stage_other, r, now_s, kv_tokens), pairs, completed
@@ -550,7 +553,7 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
     q.last_token_s = now_s
     if q.generated == q.output:
         _finish(S, r, slot, now_s)
-    elif S.params[0].decode_replicas > 0:
+    elif S.params[0].decode_replicas > 0 and S.replicas[r].side == 0:
         queue_for_decode(S, D, r, slot, now_s, rank, router)
     else:
         assign_return_number(S, slot)

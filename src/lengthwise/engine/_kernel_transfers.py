@@ -27,12 +27,23 @@ INFINITY = float("inf")
 @jit_cold
 def queue_for_decode(S, D, r, slot, now_s, rank, router):
     """Queue a prefilled request at a decode replica. Its blocks remain on ``r`` until they are fetched."""
-    q, first = S.slots[slot], S.params[0].replicas
+    q = S.slots[slot]
     end_offloading(S, r, q)
     q.prefill_replica = r
     q.transfer_blocks = q.blocks
     q.blocks = 0
     S.running[r] -= 1
+    to = route_to_decode(S, D, q, router)
+    if to >= 0:
+        move_load(S, q, r, to)
+        S.waiting[to] += 1
+        requeue(S, to, now_s, slot, rank)
+
+
+@jit_cold
+def route_to_decode(S, D, q, router):
+    """Return the decode replica that the router chooses for a request, or -1 and a ``problem`` if there is none."""
+    first = S.params[0].replicas
     a, b = D.draws[q.index, 0], D.draws[q.index, 1]
     for k in range(S.params[0].decode_replicas):
         D.decode_free_blocks[k] = S.replicas[first + k].free_blocks
@@ -44,12 +55,10 @@ def queue_for_decode(S, D, r, slot, now_s, rank, router):
     if to < 0 or to >= S.params[0].decode_replicas:
         S.counters[0].problem = BAD_DECODE_ROUTE
         S.counters[0].problem_value = to
-        return
+        return -1
     if len(D.routed) > 0:
         D.routed[q.index] = to
-    move_load(S, q, r, first + to)
-    S.waiting[first + to] += 1
-    requeue(S, first + to, now_s, slot, rank)
+    return first + to
 
 
 @jit_cold
@@ -81,7 +90,7 @@ def start_transfers(S, D, r, now_s, rank, memory):
         if end_s <= now_s:
             _receive(S, r, slot)
             continue
-        S.partials[r, rep.incoming] = slot
+        S.partials[r, -1 - rep.incoming] = slot
         rep.incoming += 1
         D.slot_of[q.index] = slot
         if end_s < INFINITY:
@@ -196,7 +205,7 @@ def _end_on_path(S, D, p, now_s):
     path, decodes, target_s = D.paths[p], S.params[0].decode_replicas, INFINITY
     source, r = p // decodes, S.params[0].replicas + p % decodes
     for at in range(S.replicas[r].incoming):
-        q = S.slots[S.partials[r, at]]
+        q = S.slots[S.partials[r, -1 - at]]
         if q.prefill_replica != source:
             continue
         if D.target_s[q.index] <= path.served_s:
@@ -214,10 +223,10 @@ def end_transfer(S, D, i):
     slot = D.slot_of[i]
     r = S.slots[slot].decode_replica
     rep, at = S.replicas[r], 0
-    while S.partials[r, at] != slot:
+    while S.partials[r, -1 - at] != slot:
         at += 1
     rep.incoming -= 1
-    S.partials[r, at] = S.partials[r, rep.incoming]
+    S.partials[r, -1 - at] = S.partials[r, -1 - rep.incoming]
     _receive(S, r, slot)
     S.pending[r] = 1
 

@@ -39,7 +39,7 @@ from lengthwise.engine._kernel_steps import (
     stays_empty,
 )
 from lengthwise.engine._kernel_tiers import complete_offloading
-from lengthwise.engine._kernel_transfers import end_shared_transfers, start_transfers
+from lengthwise.engine._kernel_transfers import end_shared_transfers, route_to_decode, start_transfers
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
 
@@ -103,7 +103,7 @@ def run(
 @jit
 def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router):
     counters = S.counters[0]
-    _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
+    _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router)
     if counters.bin_deadline_s <= now_s:
         _complete_expired_bins(S, now_s, rank)
     if counters.transfer_end_s <= now_s:
@@ -113,7 +113,7 @@ def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, de
         if r >= len(S.replicas):  # Events of requests are numbered after the replicas.
             handle_event(S, D, r - len(S.replicas))
             if counters.entry_s == now_s:
-                _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
+                _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router)
             continue
         for one in range(r, r + S.params[0].dp):  # The event of several ranks has the number of the first.
             if S.replicas[one].in_flight == 0:  # a rank's dummy step
@@ -123,18 +123,21 @@ def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, de
             if S.replicas[one].in_flight > 0:
                 push_event(S, S.flights[one * S.params[0].stride + S.replicas[one].first_flight].end_s, one)
             if counters.entry_s == now_s:
-                _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
+                _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router)
 
 
 @jit_cold
-def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
+def _handle_entries(  # noqa: C901, PLR0912  one sequence
+    S, D, now_s, rank, memory, router, binning, decode_memory, decode_router
+):
     counters, params = S.counters[0], S.params[0]
     while counters.entry_s == now_s:
         i = next_request(S)
         take_request(S, i)
         counters.front_free_s = max(S.arrival_s[i], counters.front_free_s) + params.front_serial_s
         update_entry_time(S)
-        rejection = _rejection(S, i, memory, decode_memory)
+        is_local = params.decode_replicas > 0 and _is_local(S, i)
+        rejection = _rejection(S, i, is_local, decode_memory if is_local else memory, decode_memory)
         if rejection != NONE:
             S.results[i].status = REJECTED
             S.results[i].rejection = rejection
@@ -142,7 +145,14 @@ def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
             continue
         slot = _new_slot(S, i)
         r = 0
-        if params.central_queue == 1:
+        if is_local:
+            r = route_to_decode(S, D, S.slots[slot], decode_router)
+            if r < 0:
+                return
+            S.waiting[r] += 1
+            S.outstanding_tokens[r] += outstanding(S.prompt[i], S.predicted[i])
+            S.pending[r] = 1
+        elif params.central_queue == 1:
             S.waiting[0] += 1
         else:
             if params.router_sees_memory == 1:
@@ -165,14 +175,23 @@ def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
             S.pending[r] = 1
         if params.tracks_service == 1:
             join_backlog(S, S.slots[slot].tenant)
-        if params.bins == 0:
+        if params.bins == 0 or is_local:
             enqueue(S, S.replicas[r].queue, now_s, slot, rank)
         else:
             _add_to_bin(S, S.replicas[r].queue, now_s, slot, rank, binning)
 
 
+@jit_cold
+def _is_local(S, i):
+    """Return whether a decode replica prefills a request (conditional disaggregation)."""
+    waiting = 0
+    for r in range(S.params[0].replicas):
+        waiting += S.waiting[r]
+    return waiting >= S.params[1].max_prefill_queue_size or S.prompt[i] <= S.params[1].max_local_prefill_length
+
+
 @jit
-def _rejection(S, i, memory, decode_memory):
+def _rejection(S, i, is_local, memory, decode_memory):
     params, prompt, predicted = S.params[0], S.prompt[i], predicted_total(S, i, 0)
     if prompt >= params.max_model_len:
         return TOO_LONG
@@ -182,17 +201,18 @@ def _rejection(S, i, memory, decode_memory):
         return REFUSED if S.max_tokens[i] < 1 else NONE
     w = S.work[0]  # ``chunk_for`` reads the step in ``work``; on an empty replica it has no prompts.
     w.prompts = w.prompt_tokens = w.longest = 0
-    chunk = chunk_for(S, prompt, False, params.empty_replica_tokens, params.empty_replica_flags)
+    own = 1 if is_local else 0
+    chunk = chunk_for(S, prompt, False, S.params[own].empty_replica_tokens, S.params[own].empty_replica_flags)
     if chunk <= 0:
         return OVER_BUDGET
-    peak = prompt + remaining_tokens(predicted, 0) if params.needs_peak == 1 else 0
-    blocks = blocks_when_empty(S, 0, prompt, chunk, predicted, peak, memory)
+    peak = prompt + remaining_tokens(predicted, 0) if S.params[own].needs_peak == 1 else 0
+    blocks = blocks_when_empty(S, own, prompt, chunk, predicted, peak, memory)
     for side in range(2, len(S.params)):  # The router may choose a replica of any group.
         chunk = chunk_for(S, prompt, False, S.params[side].empty_replica_tokens, S.params[side].empty_replica_flags)
         if chunk <= 0:
             return OVER_BUDGET
         blocks = min(blocks, blocks_when_empty(S, side, prompt, chunk, predicted, peak, memory))
-    if blocks >= 0 and params.decode_replicas > 0:
+    if blocks >= 0 and params.decode_replicas > 0 and not is_local:
         context, predicted = prompt + 1, predicted_total(S, i, 1)
         peak = context + remaining_tokens(predicted, 1) if S.params[1].needs_peak == 1 else 0
         blocks = blocks_when_empty(S, 1, context, context, predicted, peak, decode_memory)
@@ -218,7 +238,7 @@ def _new_slot(S, i):
     q.generated = q.context = q.prefilled = q.blocks = q.last_preemption = q.return_number = q.join_step = 0
     q.in_block_needs = q.decoding = q.swapped = q.bin_batch = q.generated_at_admission = 0
     q.cached = q.inserted = q.transfer_blocks = q.reserved = 0
-    q.admission = q.cached_segment = q.last_flight = q.place = q.hit = -1
+    q.admission = q.cached_segment = q.last_flight = q.place = q.hit = q.prefill_replica = -1
     q.last_token_s = q.queued_for_s = q.charged_tokens = 0.0
     q.waiting = 1
     q.extra_steps = 1 - S.ends_at_limit[i] if S.params[0].async_scheduling == 1 else 0

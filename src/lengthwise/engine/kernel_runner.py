@@ -385,7 +385,7 @@ def new_decode_state(setup: Setup, state: State) -> DecodeState:
     )  # fmt: skip
 
 
-def _paths(senders: int, receivers: int, requests: int) -> tuple[Array, ...]:
+def _paths(senders: int, receivers: int, requests: int) -> tuple[Array, Array, Array, Array, Array]:
     """Return the state of KV transfers that share links, from ``paths`` to ``target_s``."""
     paths, links = _rows(kernel_layout.path_t, senders * receivers), _rows(kernel_layout.link_t, senders + receivers)
     numbers, fabric = np.zeros(len(paths), np.int64), _rows(kernel_layout.fabric_t, 1)
@@ -394,7 +394,7 @@ def _paths(senders: int, receivers: int, requests: int) -> tuple[Array, ...]:
 
 def _param_rows(setup: Setup) -> Array:
     rows = _rows(kernel_layout.param_t, len(setup.rows))
-    front = setup.deployment.cost.front
+    front, decode = setup.deployment.cost.front, setup.deployment.decode
     for row, side in zip(rows, setup.rows, strict=True):
         parameters = {f"parameter_{i}": value for i, value in enumerate(side.policies.batching.all_parameters)}
         ratio = NewTokenRatio(side.params.schedule_conservativeness)
@@ -410,6 +410,8 @@ def _param_rows(setup: Setup) -> Array:
             "transfer_fixed_s": side.kv_transfer.fixed_s,
             "transfer_token_s": side.kv_transfer.token_s,
             "link_sharing": LINK_SHARINGS.index(side.kv_transfer.sharing),
+            "max_local_prefill_length": decode.max_local_prefill_length if decode else 0,
+            "max_prefill_queue_size": (decode and decode.max_prefill_queue_size) or kernel_layout.ALL,
             "tier_row": side.params.replicas * (2 if side.params.router_prefix == 2 else 1),
             "initial_token_ratio": ratio.initial,
             "least_token_ratio": ratio.least,

@@ -247,7 +247,8 @@ class Reference:
             q = Request(i, arrival_s, int(columns.prompt[i]), int(columns.output[i]), Wait(arrival_s))
             if params.sglang or params.trtllm:
                 q.rules = RulesState(int(columns.max_tokens[i]), bool(columns.ignore_eos[i]))
-            rejection = self._rejection(q)
+            is_local = self._is_local(q)
+            rejection = self._rejection(q, is_local=is_local)
             if rejection != Rejection.NONE:
                 self.results[i]["status"] = Status.REJECTED
                 self.results[i]["rejection"] = rejection
@@ -255,13 +256,24 @@ class Reference:
                 continue
             rep = self.prefill_replicas[0]
             if not params.central_queue:
-                rep = self._route(self.s, self.prefill_replicas, q)
+                side, replicas = (self.s, self.prefill_replicas)
+                if is_local and self.s.decode_side:
+                    side, replicas = self.s.decode_side, self.decode_replicas
+                rep = self._route(side, replicas, q)
                 self._move_load(rep, q)
             if params.tracks_service:
                 self._join_backlog(self.s.tenant(i))
             self._add_to_bin_or_queue(rep.queue, q, now)
 
-    def _rejection(self, q: Request) -> Rejection:
+    def _is_local(self, q: Request) -> bool:
+        """Return whether a decode replica prefills the request (conditional disaggregation)."""
+        if (decode := self.s.deployment.decode) is None:
+            return False
+        waiting = sum(rep.queue.length + len(rep.loading) for rep in self.prefill_replicas)
+        is_full = decode.max_prefill_queue_size is not None and waiting >= decode.max_prefill_queue_size
+        return is_full or q.prompt <= decode.max_local_prefill_length
+
+    def _rejection(self, q: Request, *, is_local: bool) -> Rejection:
         """Return the reason for which even an empty replica cannot serve the request, or ``NONE`` if it can."""
         if q.prompt >= self.s.params.max_model_len:
             return Rejection.PROMPT_REACHES_MAX_MODEL_LEN
@@ -269,16 +281,17 @@ class Reference:
             if q.prompt > self.s.params.longest_prompt:
                 return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
             return Rejection.REFUSED_BY_MEMORY_POLICY if q.rules.max_tokens < 1 else Rejection.NONE
-        chunk_tokens = self._chunk(Step(0.0), q, self.s.empty_replica_plan[1], self.s.empty_replica_plan[2])
+        side = self.s.decode_side if is_local and self.s.decode_side else self.s
+        chunk_tokens = self._chunk(Step(0.0), q, side.empty_replica_plan[1], side.empty_replica_plan[2])
         if chunk_tokens <= 0:
             return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
-        blocks = self._blocks_when_empty(self.s, q, q.prompt, chunk_tokens, 0)
+        blocks = self._blocks_when_empty(side, q, q.prompt, chunk_tokens, 0)
         for group in self.s.groups:
             chunk_tokens = self._chunk(Step(0.0), q, group.empty_replica_plan[1], group.empty_replica_plan[2])
             if chunk_tokens <= 0:
                 return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
             blocks = min(blocks, self._blocks_when_empty(group, q, q.prompt, chunk_tokens, 0))
-        if blocks >= 0 and self.s.decode_side:
+        if blocks >= 0 and self.s.decode_side and not is_local:
             blocks = self._blocks_when_empty(self.s.decode_side, q, q.prompt + 1, q.prompt + 1, 1)
         return Rejection.REFUSED_BY_MEMORY_POLICY if blocks < 0 else Rejection.NONE
 
@@ -332,7 +345,7 @@ class Reference:
         rep.pending = True
 
     def _add_to_bin_or_queue(self, queue: Queue, q: Request, now: float) -> None:
-        if self.s.params.bins == 0:
+        if not queue.bins:
             self._enqueue(queue, q, now)
             return
         columns = self.s.columns

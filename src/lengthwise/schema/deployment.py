@@ -512,11 +512,14 @@ class KVTransfer:
 
 @dataclass(frozen=True)
 class DecodeSide:
-    """Replicas that only decode. The deployment's other replicas prefill the requests.
+    """Replicas that decode. The deployment's other replicas prefill the requests.
 
     Decode replicas are numbered after the prefill replicas. Rank, victim policy, bounds on waiting, block size,
     ``max_model_len`` and timeout of the deployment apply to both sides. The decode side has no prefix cache. Without
     ``gpu`` and ``node`` its replicas have those of the prefill side.
+
+    Conditional disaggregation: decode replicas also prefill prompts of up to ``max_local_prefill_length`` tokens, and
+    all prompts that arrive while ``max_prefill_queue_size`` requests or more wait on the prefill side (None: no limit).
     """
 
     parallel: Parallelism
@@ -524,6 +527,8 @@ class DecodeSide:
     cost: CostTables
     kv: KvPlan
     kv_transfer: KVTransfer = KVTransfer()
+    max_local_prefill_length: int = 0
+    max_prefill_queue_size: int | None = None
     batching: Any = "unified"
     # Admission policy of the KV memory; it admits a complete request before the transfer of its cache starts.
     memory: Any = "paged"
@@ -532,6 +537,18 @@ class DecodeSide:
     router: Any = "round_robin"
     gpu: GpuSpec | None = None
     node: NodeSpec | None = None
+
+    def __post_init__(self) -> None:
+        least = {"max_local_prefill_length": 0, "max_prefill_queue_size": 1}
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | np.integer) or value < minimum):
+                raise InputError(f"decode.{name} must be a whole number of at least {minimum}; it is {value!r}")
+
+    @property
+    def prefills(self) -> bool:
+        """Return whether the decode replicas also prefill prompts (conditional disaggregation)."""
+        return self.max_local_prefill_length > 0 or self.max_prefill_queue_size is not None
 
 
 _UNIFIED = {

@@ -260,7 +260,10 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
     else:
         transfer = engine.kv_transfer_between(prefill, decode, prefill.gpus + decode.gpus)
     transfer = replace(transfer, fixed_s=transfer.fixed_s + section.kv_transfer, sharing=section.link_sharing)
-    return engine.disaggregate(prefill, decode, transfer)
+    deployed = engine.disaggregate(prefill, decode, transfer)
+    assert deployed.decode is not None
+    here = section.model_dump(include={"max_local_prefill_length", "max_prefill_queue_size"})
+    return replace(deployed, decode=replace(deployed.decode, **here))
 
 
 def tables_path(scenario: Scenario) -> str | None:
