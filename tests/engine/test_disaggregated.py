@@ -122,6 +122,37 @@ def test_transfers_on_links_of_their_own_share_nothing(engine):
 
 
 @ENGINES
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_blocks_whose_transfer_waits_too_long_are_freed(engine, policy):
+    """One slot to decode. The second prompt is through at 1/2, and its blocks are freed at the step that ends at 3/4.
+
+    It is recomputed as soon as the slot is free, at 1 1/4, in a step of 1/8 s that gives its second token.
+    """
+    link = KVTransfer(timeout_s=0.25, kv_load_failure_policy=policy)
+    records = simulate(requests([0, 0], [256, 256], [9, 3]), disaggregated(link, free_slots=1), engine=engine)
+    r, steps = records.requests, records.steps
+    assert r.finished_s[0] == 0.25 + 8 / 8
+    if policy == "fail":
+        assert (r.status[1], r.output_tokens[1]) == (Status.TIMED_OUT, 1)
+        return
+    assert r.finished_s[1] == 0.25 + 8 / 8 + 2 / 8
+    assert steps.prefill_tokens[steps.replica == 1].sum() == 257
+    assert r.preemptions[1] == 0
+
+
+@ENGINES
+def test_freed_blocks_admit_another_prompt(engine):
+    """The prefill side has room for one prompt, and the decode side for one request."""
+    link = KVTransfer(timeout_s=0.25)
+    tight = replace(disaggregated(link, free_slots=1, blocks=64), max_model_len=256)
+    r = simulate(requests([0] * 3, [240] * 3, [13] * 3), tight, engine=engine).requests
+    second_s = 2 * 240 * TOKEN_S
+    assert r.first_token_s[1] == second_s
+    freed_s = 240 * TOKEN_S + np.ceil((second_s + 0.25 - 240 * TOKEN_S) / STEP_S) * STEP_S
+    assert r.scheduled_s[2] == freed_s < r.finished_s[0]
+
+
+@ENGINES
 def test_short_prompts_are_prefilled_where_they_decode(engine):
     """The prompt of 64 tokens takes a decode step of 1/8 s. The one of 256 is prefilled at 1/4 and transferred."""
     local = disaggregated(KVTransfer(1.0), max_local_prefill_length=64)
@@ -292,6 +323,10 @@ def test_what_cannot_work_is_refused():
         InputError, match=r"decode.max_prefill_queue_size must be a whole number of at least 1; it is 0"
     ):
         disaggregated(max_prefill_queue_size=0)
+    with pytest.raises(InputError, match="kv_transfer_timeout must be above 0"):
+        KVTransfer(timeout_s=0.0)
+    with pytest.raises(InputError, match=r"no kv_load_failure_policy named 'retry'"):
+        KVTransfer(kv_load_failure_policy="retry")
     with pytest.raises(InputError, match=r"no link_sharing named 'fairly'\. Did you mean: fair"):
         KVTransfer(sharing="fairly")
     with pytest.raises(InputError, match="max_in_flight"):

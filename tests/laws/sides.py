@@ -23,6 +23,8 @@ HANDOVERS = (
     KVTransfer(0.0, 100.0, 1e5, sharing="fair"),
     KVTransfer(0.003, 1.0, 3e3, sharing="fair"),
     KVTransfer(1.0, 1.0, 1e3),
+    KVTransfer(0.1, 10.0, 1e5, timeout_s=0.05),
+    KVTransfer(0.1, 10.0, 1e5, timeout_s=0.02, kv_load_failure_policy="recompute"),
 )
 
 

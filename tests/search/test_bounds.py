@@ -124,6 +124,7 @@ def split_rooflines(draw):
     more = dataclasses.replace(second.parallel, replicas=draw(st.integers(1, 3)))
     second = dataclasses.replace(second, parallel=more)
     links = [None, KVTransfer(), KVTransfer(0.05), *(KVTransfer(0.01, 1e5, 1e8, s) for s in ("none", "fair"))]
+    links.append(KVTransfer(1.0, timeout_s=0.5, kv_load_failure_policy="recompute"))
     link = draw(st.sampled_from(links))
     both = engine.disaggregate(one, second, link)
     here = draw(st.sampled_from([{}, {}, {"max_local_prefill_length": 300}, {"max_prefill_queue_size": 2}]))

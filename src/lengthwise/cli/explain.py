@@ -13,7 +13,7 @@ from lengthwise.cli.options import CostSource, ScenarioFile
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
-    from lengthwise.schema.deployment import DecodeSide, Deployment, KvGroups, Parallelism
+    from lengthwise.schema.deployment import DecodeSide, Deployment, KvGroups, KVTransfer, Parallelism
     from lengthwise.usecases.explain import CacheTier, Explanation, LargestBatch, RequestExplanation, Sides, Step
     from lengthwise.usecases.variants import Variant
 
@@ -159,7 +159,7 @@ def show(variant: Variant, found: Explanation) -> None:
         transfer = f"{duration(sides.transfer_s)} for a mean prompt"
         rows = [
             *((f"{name} side", _side(side)) for name, side in zip(("prefill", "decode"), d.sides, strict=True)),
-            ("KV transfer", transfer + _SHARING[d.decode.kv_transfer.sharing]),
+            ("KV transfer", transfer + _transfer_rules(d.decode.kv_transfer)),
             ("prefilled by decode side", _local_prefill(d.decode)),
         ]
     print_properties(
@@ -189,6 +189,13 @@ def show(variant: Variant, found: Explanation) -> None:
         _show_replica(sides.decode, "a decode replica")
     for note in found.notes:
         typer.echo(f"note: {note}")
+
+
+def _transfer_rules(link: KVTransfer) -> str:
+    """Return what simultaneous transfers do, and what happens to those that wait for too long."""
+    late = "fails" if link.kv_load_failure_policy == "fail" else "is recomputed"
+    limit = f"; a request {late} that waits {duration(link.timeout_s)} for it" if math.isfinite(link.timeout_s) else ""
+    return _SHARING[link.sharing] + limit
 
 
 def _local_prefill(side: DecodeSide) -> str:

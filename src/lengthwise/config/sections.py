@@ -82,6 +82,8 @@ class DecodeSection(Section):
     kv_transfer: Wait = 0.0  # additional seconds of each request's KV transfer
     # What simultaneous transfers of a replica do: one at a time, share its bandwidth, or each have all of it.
     link_sharing: Literal["fcfs", "fair", "none"] = "fcfs"
+    kv_transfer_timeout: Wait = float("inf")  # from the prefill until its transfer must have started
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # of a request whose transfer has timed out
     max_local_prefill_length: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0  # tokens of prompts prefilled here
     max_prefill_queue_size: Count | None = None  # requests waiting on the prefill side from which on prompts come here
     batching: Text = "unified"

@@ -163,7 +163,10 @@ def update_entry_time(S):
 
 @jit
 def expire(S, r, now_s):
-    """End the requests of a replica whose timeout has passed (TIMED_OUT), except for requests in a step."""
+    """End the requests of a replica whose timeout has passed (TIMED_OUT), except for requests in a step.
+
+    Abort the KV transfers that wait for too long.
+    """
     rep = S.replicas[r]
     if rep.deadline_s <= now_s:
         _expire_idle(S, r, now_s)
@@ -230,23 +233,34 @@ def _first_arrival(S, g):
 def _expire_waiting(S, r, now_s):
     rep, timeout_s = S.replicas[r], S.params[0].timeout_s
     queue = S.queues[rep.queue]
-    remaining, first = 0, INFINITY
+    remaining, first_s = 0, INFINITY
     for i in range(queue.length):
         at = queue.offset + i
         slot = S.queued_slot[at]
-        if S.slots[slot].arrival_s + timeout_s <= now_s:
+        q = S.slots[slot]
+        is_late = q.arrival_s + timeout_s <= now_s
+        if not is_late and q.transfer_blocks > 0:
+            abort_s = q.last_token_s + S.params[1].transfer_timeout_s
+            if abort_s <= now_s:
+                release_transfer_blocks(S, q)
+                q.decoding = q.prefilled = 0
+                q.prefill_replica = -1
+                is_late = S.params[1].recomputes == 0
+            else:
+                first_s = min(first_s, abort_s)
+        if is_late:
             S.waiting[rep.queue] -= 1
             end_offloading(S, r, S.slots[slot])
             end_request(S, r, slot, TIMED_OUT, now_s)
             continue
-        first = min(first, S.slots[slot].arrival_s)
+        first_s = min(first_s, q.arrival_s + timeout_s)
         to = queue.offset + remaining
         S.queued_key[to] = S.queued_key[at]
         S.queued_index[to] = S.queued_index[at]
         S.queued_slot[to] = slot
         remaining += 1
     queue.length = remaining
-    queue.deadline_s = first + timeout_s
+    queue.deadline_s = first_s
     queue_rebuild(S, rep.queue)
 
 
@@ -281,6 +295,8 @@ def enqueue(S, queue_index, now_s, slot, rank):
             key = -float(S.max_tokens[request.index]) if S.params[0].schedule_policy == LOF else 0.0
     queue_push(S, queue_index, key, tie, slot)
     deadline_s = request.arrival_s + S.params[0].timeout_s
+    if request.transfer_blocks > 0:
+        deadline_s = min(deadline_s, request.last_token_s + S.params[1].transfer_timeout_s)
     S.queues[queue_index].deadline_s = min(S.queues[queue_index].deadline_s, deadline_s)
     if S.params[0].preempts_by_policy == 1 and S.queued_slot[S.queues[queue_index].offset] == slot:
         _flag_preemption_check(S, queue_index)

@@ -242,7 +242,7 @@ param_t = _record(
     router_prefix router_sees_memory index_blocks rank_every_step needs_peak bins series_bins preempts_by_policy
     preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
     parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags link_sharing
-    max_local_prefill_length max_prefill_queue_size
+    max_local_prefill_length max_prefill_queue_size recomputes
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
     vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed long_prefill_token_threshold
@@ -251,9 +251,9 @@ param_t = _record(
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
-    transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s storage_latency_s
-    initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share burstiness missed_draft_rate
-    verify_pair_s draft_layers draft_head_share draft_pass_s
+    transfer_timeout_s transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s
+    storage_latency_s initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share burstiness
+    missed_draft_rate verify_pair_s draft_layers draft_head_share draft_pass_s
     """,
 )
 """Parameters, one row for each of ``Setup.rows`` (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of

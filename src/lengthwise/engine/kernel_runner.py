@@ -409,6 +409,8 @@ def _param_rows(setup: Setup) -> Array:
             "front_request_s": front.request_s,
             "transfer_fixed_s": side.kv_transfer.fixed_s,
             "transfer_token_s": side.kv_transfer.token_s,
+            "transfer_timeout_s": side.kv_transfer.timeout_s,
+            "recomputes": side.kv_transfer.kv_load_failure_policy == "recompute",
             "link_sharing": LINK_SHARINGS.index(side.kv_transfer.sharing),
             "max_local_prefill_length": decode.max_local_prefill_length if decode else 0,
             "max_prefill_queue_size": (decode and decode.max_prefill_queue_size) or kernel_layout.ALL,

@@ -597,9 +597,22 @@ class Reference:
             for q in [q for q in requests if q.arrival_s + self.s.params.timeout_s <= now]:
                 requests.remove(q)
                 self._end_request(rep, q, Status.TIMED_OUT, now)
+        self._abort_transfers(rep, now)
         for q in [q for q in rep.loaded if q.arrival_s + self.s.params.timeout_s <= now]:
             del rep.loading[q]
             self._end_request(rep, q, Status.TIMED_OUT, now)
+
+    def _abort_transfers(self, rep: Replica, now: float) -> None:
+        """Free the blocks on prefill replicas whose transfer to this replica has not started in time."""
+        link = rep.s.kv_transfer
+        for q in list(rep.queue.waiting):
+            prefilled_s = q.last.token_s or 0.0
+            if q.transfer and q.transfer.blocks and prefilled_s + link.timeout_s <= now:
+                q.transfer.release()
+                q.transfer, q.decoding, q.prefilled = None, False, 0
+                if link.kv_load_failure_policy == "fail":
+                    rep.queue.waiting.remove(q)
+                    self._end_request(rep, q, Status.TIMED_OUT, now)
 
     def _schedule_all(self, now: float) -> None:
         """Schedule pending replicas by number, or all replicas, least loaded first, if a central queue has requests.

@@ -477,6 +477,7 @@ class KvPlan:
 
 
 LINK_SHARINGS = ("fcfs", "fair", "none")
+KV_LOAD_FAILURE_POLICIES = ("fail", "recompute")
 
 
 @dataclass(frozen=True)
@@ -487,6 +488,9 @@ class KVTransfer:
     their steps. ``sharing`` is what simultaneous transfers of a replica do. With "fcfs" a replica sends one at a time
     and receives one at a time, in the order in which they were admitted. With "fair" they share the bandwidth of the
     sender and that of the receiver, max-min fair, and ``fixed_s`` follows. With "none" each has the complete bandwidth.
+
+    A prefill replica frees the blocks of a request whose transfer has not started ``timeout_s`` after the prefill. The
+    request then fails, or its decode replica recomputes it.
     """
 
     fixed_s: float = 0.0
@@ -494,8 +498,14 @@ class KVTransfer:
     bytes_per_s: float = float("inf")
     sharing: str = "fcfs"  # one of ``LINK_SHARINGS``
     link: str = ""  # its name, if known
+    timeout_s: float = float("inf")
+    kv_load_failure_policy: str = "fail"  # one of ``KV_LOAD_FAILURE_POLICIES``
 
     def __post_init__(self) -> None:
+        if self.kv_load_failure_policy not in KV_LOAD_FAILURE_POLICIES:
+            raise UnknownNameError("kv_load_failure_policy", self.kv_load_failure_policy, KV_LOAD_FAILURE_POLICIES)
+        if not self.timeout_s > 0:
+            raise InputError(f"kv_transfer_timeout must be above 0; it is {self.timeout_s}")
         if self.sharing not in LINK_SHARINGS:
             raise UnknownNameError("link_sharing", self.sharing, LINK_SHARINGS)
         for name in ("fixed_s", "bytes_per_token"):

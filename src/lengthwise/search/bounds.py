@@ -214,9 +214,9 @@ def _parts(
     ``rates`` are those of the sides, if every request is prefilled once and has ``decoded`` tokens decoded; that of the
     prefill side counts requests that it prefills. ``link_s`` are the seconds of a mean request in which a link is full.
     A request that is preempted for recomputation gets a token by another prefill. With m preemptions a request, the
-    rate r is limited by (f + m) r <= prefill rate and (decoded - m) r <= decoded x decode rate, of which the sum does not have m.
-    The share ``remote`` of the requests may be prefilled on the prefill side; f, the share that certainly is, equals it
-    without a limit on the prefill queue.
+    rate r is limited by (f + m) r <= prefill rate and (decoded - m) r <= decoded x decode rate, of which the sum does
+    not have m. The share ``remote`` of the requests may be prefilled on the prefill side; f, the share that certainly
+    is, equals it without a limit on the prefill queue.
     """
     decode = deployment.decode
     assert decode is not None
@@ -225,7 +225,9 @@ def _parts(
         decode_rps = (prefill_rps + decoded * decode_rps) / (certain + decoded)
     prefill_rps = prefill_rps / certain if certain else math.inf
     transfer_rps = math.inf
-    if decode.kv_transfer.sharing != "none" and link_s:
+    link = decode.kv_transfer
+    all_sent = link.timeout_s == math.inf or link.kv_load_failure_policy == "fail"
+    if link.sharing != "none" and link_s and all_sent:
         transfer_rps = min(deployment.parallel.replicas, decode.parallel.replicas) / link_s
     return {"prefill side": prefill_rps, "KV transfer": transfer_rps, "decode side": decode_rps}
 
