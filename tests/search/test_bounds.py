@@ -127,8 +127,8 @@ def split_rooflines(draw):
     links.append(KVTransfer(1.0, timeout_s=0.5, kv_load_failure_policy="recompute"))
     link = draw(st.sampled_from(links))
     both = engine.disaggregate(one, second, link)
-    here = draw(st.sampled_from([{}, {}, {"max_local_prefill_length": 300}, {"max_prefill_queue_size": 2}]))
-    return dataclasses.replace(both, decode=dataclasses.replace(both.decode, **here))
+    local = draw(st.sampled_from([{}, {}, {"max_local_prefill_length": 300}, {"max_prefill_queue_size": 2}]))
+    return dataclasses.replace(both, decode=dataclasses.replace(both.decode, **local))
 
 
 @settings(max_examples=2 * EXAMPLES)

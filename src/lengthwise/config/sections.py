@@ -84,8 +84,9 @@ class DecodeSection(Section):
     link_sharing: Literal["fcfs", "fair", "none"] = "fcfs"
     kv_transfer_timeout: Wait = float("inf")  # from the prefill until its transfer must have started
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # of a request whose transfer has timed out
-    max_local_prefill_length: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0  # tokens of prompts prefilled here
-    max_prefill_queue_size: Count | None = None  # requests waiting on the prefill side from which on prompts come here
+    # Decode replicas prefill prompts of up to so many tokens, and any prompt while so many wait on the prefill side.
+    max_local_prefill_length: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    max_prefill_queue_size: Count | None = None
     batching: Text = "unified"
     memory: Text = "paged"
     preemption_mode: PreemptionMode = "recompute"

@@ -268,8 +268,8 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
     )
     deployed = engine.disaggregate(prefill, decode, transfer)
     assert deployed.decode is not None
-    here = section.model_dump(include={"max_local_prefill_length", "max_prefill_queue_size"})
-    return replace(deployed, decode=replace(deployed.decode, **here))
+    local = section.model_dump(include={"max_local_prefill_length", "max_prefill_queue_size"})
+    return replace(deployed, decode=replace(deployed.decode, **local))
 
 
 def tables_path(scenario: Scenario) -> str | None:
