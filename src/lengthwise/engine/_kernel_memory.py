@@ -295,8 +295,6 @@ def enqueue(S, queue_index, now_s, slot, rank):
             key = -float(S.max_tokens[request.index]) if S.params[0].schedule_policy == LOF else 0.0
     queue_push(S, queue_index, key, tie, slot)
     deadline_s = request.arrival_s + S.params[0].timeout_s
-    if request.transfer_blocks > 0:
-        deadline_s = min(deadline_s, request.last_token_s + S.params[1].transfer_timeout_s)
     S.queues[queue_index].deadline_s = min(S.queues[queue_index].deadline_s, deadline_s)
     if S.params[0].preempts_by_policy == 1 and S.queued_slot[S.queues[queue_index].offset] == slot:
         _flag_preemption_check(S, queue_index)

@@ -103,9 +103,7 @@ def _run_stages(S, D, r, now_s, kv_tokens):
     if S.replicas[r].side > 1:
         return _run_stages_of_group(S, r, now_s, kv_tokens)
     if S.replicas[r].side == 1:
-        pairs, completed = 0.0, 0
-        if w.prompts > 0:
-            _, pairs, completed = _prompts_cost(S, D.cost)
+        pairs, completed = _pairs_of_prompts(S, D) if w.prompts > 0 else (0.0, 0)
         return _pipeline_by_stage(S, D.cost, D.other, D.stage_other, r, now_s, kv_tokens), pairs, completed
     prefill_s, pairs, completed = _prompts_cost(S, S.cost)
     if S.params[0].has_other_degree == 1:
@@ -117,6 +115,13 @@ def _run_stages(S, D, r, now_s, kv_tokens):
         decode_s = verification_s(S, decode_s, kv_tokens)
         start_drafts(S, r, kv_tokens, _prompts_cost(S, S.draft_cost)[0])
     return _pipeline(S, S.cost, r, now_s, prefill_s, decode_s), pairs, completed
+
+
+@jit_cold
+def _pairs_of_prompts(S, D):
+    """Return ((query, key) pairs, completed prompts) of a decode replica's step."""
+    _, pairs, completed = _prompts_cost(S, D.cost)
+    return pairs, completed
 
 
 @jit_cold

@@ -38,6 +38,8 @@ def queue_for_decode(S, D, r, slot, now_s, rank, router):
         move_load(S, q, r, to)
         S.waiting[to] += 1
         requeue(S, to, now_s, slot, rank)
+        queue = S.queues[S.replicas[to].queue]
+        queue.deadline_s = min(queue.deadline_s, q.last_token_s + S.params[1].transfer_timeout_s)
 
 
 @jit_cold

@@ -137,7 +137,7 @@ def _handle_entries(  # noqa: C901, PLR0912  one sequence
         counters.front_free_s = max(S.arrival_s[i], counters.front_free_s) + params.front_serial_s
         update_entry_time(S)
         is_local = params.decode_replicas > 0 and _is_local(S, i)
-        rejection = _rejection(S, i, is_local, decode_memory if is_local else memory, decode_memory)
+        rejection = _local_rejection(S, i, decode_memory) if is_local else _rejection(S, i, memory, decode_memory)
         if rejection != NONE:
             S.results[i].status = REJECTED
             S.results[i].rejection = rejection
@@ -146,13 +146,11 @@ def _handle_entries(  # noqa: C901, PLR0912  one sequence
         slot = _new_slot(S, i)
         r = 0
         if is_local:
-            r = route_to_decode(S, D, S.slots[slot], decode_router)
-            if r < 0:
+            _enter_decode_side(S, D, slot, now_s, rank, decode_router)
+            if counters.problem != OK:
                 return
-            S.waiting[r] += 1
-            S.outstanding_tokens[r] += outstanding(S.prompt[i], S.predicted[i])
-            S.pending[r] = 1
-        elif params.central_queue == 1:
+            continue
+        if params.central_queue == 1:
             S.waiting[0] += 1
         else:
             if params.router_sees_memory == 1:
@@ -175,7 +173,7 @@ def _handle_entries(  # noqa: C901, PLR0912  one sequence
             S.pending[r] = 1
         if params.tracks_service == 1:
             join_backlog(S, S.slots[slot].tenant)
-        if params.bins == 0 or is_local:
+        if params.bins == 0:
             enqueue(S, S.replicas[r].queue, now_s, slot, rank)
         else:
             _add_to_bin(S, S.replicas[r].queue, now_s, slot, rank, binning)
@@ -190,8 +188,35 @@ def _is_local(S, i):
     return waiting >= S.params[1].max_prefill_queue_size or S.prompt[i] <= S.params[1].max_local_prefill_length
 
 
+@jit_cold
+def _local_rejection(S, i, memory):
+    params, prompt, predicted, w = S.params[1], S.prompt[i], predicted_total(S, i, 0), S.work[0]
+    if prompt >= params.max_model_len:
+        return TOO_LONG
+    w.prompts = w.prompt_tokens = w.longest = 0
+    chunk = chunk_for(S, prompt, False, params.empty_replica_tokens, params.empty_replica_flags)
+    if chunk <= 0:
+        return OVER_BUDGET
+    peak = prompt + remaining_tokens(predicted, 0) if params.needs_peak == 1 else 0
+    return REFUSED if blocks_when_empty(S, 1, prompt, chunk, predicted, peak, memory) < 0 else NONE
+
+
+@jit_cold
+def _enter_decode_side(S, D, slot, now_s, rank, router):
+    q = S.slots[slot]
+    r = route_to_decode(S, D, q, router)
+    if r < 0:
+        return
+    S.waiting[r] += 1
+    S.outstanding_tokens[r] += outstanding(q.prompt, S.predicted[q.index])
+    S.pending[r] = 1
+    if S.params[0].tracks_service == 1:
+        join_backlog(S, q.tenant)
+    enqueue(S, S.replicas[r].queue, now_s, slot, rank)
+
+
 @jit
-def _rejection(S, i, is_local, memory, decode_memory):
+def _rejection(S, i, memory, decode_memory):
     params, prompt, predicted = S.params[0], S.prompt[i], predicted_total(S, i, 0)
     if prompt >= params.max_model_len:
         return TOO_LONG
@@ -201,18 +226,17 @@ def _rejection(S, i, is_local, memory, decode_memory):
         return REFUSED if S.max_tokens[i] < 1 else NONE
     w = S.work[0]  # ``chunk_for`` reads the step in ``work``; on an empty replica it has no prompts.
     w.prompts = w.prompt_tokens = w.longest = 0
-    own = 1 if is_local else 0
-    chunk = chunk_for(S, prompt, False, S.params[own].empty_replica_tokens, S.params[own].empty_replica_flags)
+    chunk = chunk_for(S, prompt, False, params.empty_replica_tokens, params.empty_replica_flags)
     if chunk <= 0:
         return OVER_BUDGET
-    peak = prompt + remaining_tokens(predicted, 0) if S.params[own].needs_peak == 1 else 0
-    blocks = blocks_when_empty(S, own, prompt, chunk, predicted, peak, memory)
+    peak = prompt + remaining_tokens(predicted, 0) if params.needs_peak == 1 else 0
+    blocks = blocks_when_empty(S, 0, prompt, chunk, predicted, peak, memory)
     for side in range(2, len(S.params)):  # The router may choose a replica of any group.
         chunk = chunk_for(S, prompt, False, S.params[side].empty_replica_tokens, S.params[side].empty_replica_flags)
         if chunk <= 0:
             return OVER_BUDGET
         blocks = min(blocks, blocks_when_empty(S, side, prompt, chunk, predicted, peak, memory))
-    if blocks >= 0 and params.decode_replicas > 0 and not is_local:
+    if blocks >= 0 and params.decode_replicas > 0:
         context, predicted = prompt + 1, predicted_total(S, i, 1)
         peak = context + remaining_tokens(predicted, 1) if S.params[1].needs_peak == 1 else 0
         blocks = blocks_when_empty(S, 1, context, context, predicted, peak, decode_memory)
