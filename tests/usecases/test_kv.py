@@ -503,6 +503,9 @@ seeds = 2
 """A window of 128 tokens in half of the layers: two groups."""
 
 
+LARGER = ["workload.groups.system_prompt=1500", "engine.max_model_len=2400", "engine.max_num_batched_tokens=1024"]
+
+
 def simulated_share(variant, blocks):
     """The mean share of prompt tokens that the engine finds with a pool of so many blocks."""
     made = replace(variant.deployment, kv=replace(variant.deployment.kv, num_blocks=blocks))
@@ -516,20 +519,22 @@ def simulated_share(variant, blocks):
         ([], (1, 1)),
         (["deployment.model=llama-4-scout", "deployment.tp=4", "deployment.gpu=H200"], (1, 3)),
         (["deployment.replicas=3", "workload.num_requests=90"], (1, 1)),
+        (["deployment.model=qwen3-next-80b-a3b", "deployment.tp=2", "deployment.gpu=H200", *LARGER], (1, 3)),
     ],
-    ids=["windows", "chunks", "replicas"],
+    ids=["windows", "chunks", "replicas", "states"],
 )
 def test_kv_cache_groups_have_the_bytes_and_hits_of_the_simulation(tmp_path, changes, groups):
     (variant,) = build(config.loads(IN_GROUPS, overrides=changes))
     found, kv = study(variant), variant.deployment.kv
     assert (kv.groups.full, kv.groups.local) == groups
+    longest = variant.deployment.max_model_len
     pool = next(size for size in found.sizes if size.name == "GPU pool")
-    assert (pool.blocks, pool.tokens) == (kv.num_blocks, kv.kv_tokens(1200))
+    assert (pool.blocks, pool.tokens) == (kv.num_blocks, kv.kv_tokens(longest))
     assert pool.gb * 1e9 == pytest.approx(kv.num_blocks * kv.kv_bytes_per_block * variant.deployment.parallel.tp)
     sizes = [*found.sizes, *found.curve[4:]]
-    assert len({size.blocks for size in sizes if size.blocks >= kv.longest_blocks(1200)}) > 5
+    assert len({size.blocks for size in sizes if size.blocks >= kv.longest_blocks(longest)}) > 5
     for size in sizes:
-        if size.blocks >= kv.longest_blocks(1200):
+        if size.blocks >= kv.longest_blocks(longest):
             assert size.token_share.value == pytest.approx(simulated_share(variant, size.blocks), abs=1e-12)
     assert {size.blocks for size in found.sizes} < {size.blocks for size in found.curve}
     write_kv_html(tmp_path / "kv.html", found)
@@ -551,32 +556,6 @@ def test_a_hybrid_model_without_its_cache_is_studied_with_it():
     assert "enable_prefix_caching is false here" in without.notes[0]
     assert without.notes[1:] == found.notes
     assert "gpt-oss-20b form KV cache groups" in found.notes[0]
-
-
-def test_states_have_the_pool_that_the_simulation_has_with_the_cache():
-    """With a prefix cache, layers with states form no groups: their memory is set aside before the pool."""
-    overrides = [
-        "deployment.model=qwen3-next-80b-a3b",
-        "deployment.gpu=H200",
-        "run.seeds=1",
-        "workload.num_requests=20",
-    ]
-    text = IN_GROUPS.replace("num_blocks = 300", "tp = 2")
-    pools, shares = [], []
-    for value in ("true", "false"):
-        (variant,) = build(config.loads(text, overrides=[*overrides, f"engine.enable_prefix_caching={value}"]))
-        found = study(variant)
-        pools.append(next(size for size in found.sizes if size.name == "GPU pool"))
-        shares.append(found.found.simulated.value)
-        assert any("hits are those of the layers with full attention" in note for note in found.notes)
-        if value == "true":
-            assert variant.deployment.kv.num_blocks == pools[0].blocks
-            r = engine.simulate(variant.workload(0), variant.deployment, seed=0).requests
-            assert shares[0] == pytest.approx(r.cached_tokens.sum() / r.prompt_tokens.sum())
-        else:
-            assert variant.deployment.kv.groups is not None
-    assert pools[0] == pools[1]
-    assert shares[0] == shares[1]
 
 
 @pytest.mark.parametrize(

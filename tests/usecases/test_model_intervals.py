@@ -259,7 +259,8 @@ def test_every_output_reports_extrapolation_and_explains_brackets(tmp_path, caps
     (variant,) = variants.build(requested())
     variant = replace(variant, deployment=replace(variant.deployment, cost=cost))
     (reported,) = simulate.run(requested(), variants=[variant])
-    from lengthwise.cli.simulate import result_of, show, write
+    from lengthwise.cli.simulate import show, write
+    from lengthwise.usecases.simulate import result_of
 
     results = [result_of(reported)]
     show(requested(), results)
