@@ -12,7 +12,7 @@ from lengthwise._jit import jit
 from lengthwise.schema.cost_tables import MERGED, CostTables
 
 Floats = npt.NDArray[np.float64]
-_SLOPE_SPAN = 256
+_SLOPE_SPAN = 256  # number of last entries whose mean slope extrapolates a table
 
 
 class PackedCost(NamedTuple):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from lengthwise.cost._lookup import end_slope
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Ints, grid_axis
-
-_SLOPE_SPAN = 256  # number of last entries whose mean slope extrapolates a table, as in the engine
 
 
 def prompt_seconds(cost: CostTables, prompt_tokens: Ints, cached_tokens: Ints, max_step_tokens: int) -> Floats:
@@ -41,9 +40,7 @@ def _chunk_seconds(cost: CostTables, chunk: Ints, context: Ints) -> Floats:
 
 def _row(table: Floats, tokens: Ints) -> Floats:
     last = len(table) - 1
-    span = min(_SLOPE_SPAN, last)
-    slope = (table[-1] - table[-1 - span]) / max(span, 1)
-    return np.asarray(table[np.minimum(tokens, last)] + np.maximum(tokens - last, 0) * slope)
+    return np.asarray(table[np.minimum(tokens, last)] + np.maximum(tokens - last, 0) * end_slope(table))
 
 
 def _prefill(cost: CostTables, chunk: Ints, context: Ints) -> Floats:
@@ -51,14 +48,19 @@ def _prefill(cost: CostTables, chunk: Ints, context: Ints) -> Floats:
     if cost.rule.kind == MERGED:
         steps = -(-context // cost.rule.step_tokens)
         return np.asarray(table[np.minimum(chunk, table.shape[0] - 1), np.minimum(steps, table.shape[1] - 1)])
-    i, u = _cell(chunk, table.shape[0])
-    j, v = _cell(context, table.shape[1])
+    return interpolated(table, chunk, context)
+
+
+def interpolated(table: Floats, x: Ints | Floats, y: Ints | Floats) -> Floats:
+    """Return the values [n] of a table at points (x, y) [n] of at least 0. Both axes have those of ``grid_value``."""
+    i, u = _cell(x, table.shape[0])
+    j, v = _cell(y, table.shape[1])
     low = table[i, j] + v * (table[i, j + 1] - table[i, j])
     high = table[i + 1, j] + v * (table[i + 1, j + 1] - table[i + 1, j])
     return np.asarray(low + u * (high - low))
 
 
-def _cell(values: Ints, points: int) -> tuple[Ints, Floats]:
+def _cell(values: Ints | Floats, points: int) -> tuple[Ints, Floats]:
     axis = grid_axis(2**40)[:points]
     index = np.minimum(np.searchsorted(axis, values, side="right") - 1, points - 2)
     return index, (values - axis[index]) / (axis[index + 1] - axis[index])

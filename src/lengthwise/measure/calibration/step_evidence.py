@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lengthwise.cost.prompt_time import interpolated
 from lengthwise.measure.calibration import iteration_log
 from lengthwise.measure.calibration.busy_periods import BusyPeriods, busy_periods_of, counters_of
 from lengthwise.measure.calibration.iteration_log import MIN_STEPS, Iterations
 from lengthwise.measure.calibration.measured_runs import BLOCKS, Run
 from lengthwise.measure.calibration.parameters import linear_host_cost
 from lengthwise.measure.calibration.result import METRICS
-from lengthwise.schema.cost_tables import MERGED, CostTables, grid_axis
+from lengthwise.schema.cost_tables import MERGED, CostTables
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.records import Floats, Ints
 
@@ -37,10 +38,10 @@ def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
         rows = np.ceil(kv_tokens / np.maximum(1, log.decode_seqs) / cost.rule.step_tokens)
         decode = factor * _nearest(cost.decode_s, log.decode_seqs, rows)
     else:
-        prefill = log.prefill_seqs * _bilinear(cost.prefill_s, log.prefill_tokens / prompts, no_context)
-        decode = _bilinear(cost.decode_s, log.decode_seqs, kv_tokens)
+        prefill = log.prefill_seqs * interpolated(cost.prefill_s, log.prefill_tokens / prompts, no_context)
+        decode = interpolated(cost.decode_s, log.decode_seqs, kv_tokens)
         if cost.beside_prompts is not None:
-            factor = _bilinear(cost.beside_prompts, log.decode_seqs, kv_tokens)
+            factor = interpolated(cost.beside_prompts, log.decode_seqs, kv_tokens)
             decode = decode * np.where(log.prefill_seqs > 0, factor, 1.0)
     cached = np.where(log.decode_seqs > 0, kv_tokens, 0.0)
     own_pairs = cached + log.prefill_tokens**2 / prompts
@@ -76,9 +77,9 @@ def prompt_attention(cost: CostTables, prompt_tokens: Ints, max_tokens: int) -> 
     merged = cost.rule.kind == MERGED  # as in ``step_parts``, read without the context before a chunk
     while (left := prompt_tokens - done).max(initial=0.0) > 0:
         chunk = np.minimum(left, max_tokens)
-        own = (_nearest if merged else _bilinear)(cost.prefill_s, chunk, 0 * done)
+        own = (_nearest if merged else interpolated)(cost.prefill_s, chunk, 0 * done)
         seconds += np.where(left > 0, own, 0.0)
-        context_s += 0.0 if merged else np.where(left > 0, _bilinear(cost.prefill_s, chunk, done) - own, 0.0)
+        context_s += 0.0 if merged else np.where(left > 0, interpolated(cost.prefill_s, chunk, done) - own, 0.0)
         done = done + chunk
     return seconds, context_s
 
@@ -90,18 +91,6 @@ def _row(table: Floats, at: Floats) -> Floats:
 def _nearest(table: Floats, i: Floats, j: Floats) -> Floats:
     rows = np.minimum(np.round(i).astype(np.int64), table.shape[0] - 1)
     return np.asarray(table[rows, np.minimum(j.astype(np.int64), table.shape[1] - 1)])
-
-
-def _bilinear(table: Floats, x: Floats, y: Floats) -> Floats:
-    def cell(values: Floats, points: int) -> tuple[Ints, Floats]:
-        axis = grid_axis(2**30)[:points].astype(np.float64)
-        index = np.clip(np.searchsorted(axis, values, side="right") - 1, 0, points - 2)
-        return index, (values - axis[index]) / (axis[index + 1] - axis[index])
-
-    (i, u), (j, v) = cell(x, table.shape[0]), cell(y, table.shape[1])
-    low = table[i, j] + v * (table[i, j + 1] - table[i, j])
-    high = table[i + 1, j] + v * (table[i + 1, j + 1] - table[i + 1, j])
-    return np.asarray(low + u * (high - low))
 
 
 def busy_period_parts(found: BusyPeriods, prompt_tokens: Ints, deployment: Deployment) -> dict[str, Floats]:
