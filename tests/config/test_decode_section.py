@@ -62,16 +62,16 @@ def test_conditional_disaggregation_from_a_file(capsys):
     one = build(reported(text))[0]
     side = one.deployment.decode
     assert (side.kv_transfer.sharing, side.max_local_prefill_length, side.max_prefill_queue_size) == ("fair", 512, 8)
-    facts = deployment_facts(one.deployment)["decode"]
-    assert (facts["link_sharing"], facts["max_local_prefill_length"], facts["max_prefill_queue_size"]) == (
+    shown = deployment_facts(one.deployment)["decode"]
+    assert (shown["link_sharing"], shown["max_local_prefill_length"], shown["max_prefill_queue_size"]) == (
         "fair",
         512,
         8,
     )
     show(one, explain(one))
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "for a mean prompt, links shared; a request is recomputed that waits 2.00 s for it" in shown
-    assert "prompts of up to 512 tokens, and any while 8 or more wait on the prefill side" in shown
+    text = " ".join(capsys.readouterr().out.split())
+    assert "for a mean prompt, links shared; a request is recomputed that waits 2.00 s for it" in text
+    assert "prompts of up to 512 tokens, and any while 8 or more wait on the prefill side" in text
     for bad in ("max_local_prefill_length = -1", "max_prefill_queue_size = 0", 'link_sharing = "some"'):
         with pytest.raises(InputError, match=bad.split()[0]):
             reported(bad)

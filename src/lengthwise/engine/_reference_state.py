@@ -714,9 +714,9 @@ class Fabric:
         for (_, to), path in self.paths.items():
             if path.end_s <= now_s:
                 path.served_s = min(path.targets.values())
-                ended = [q for q, target_s in path.targets.items() if target_s <= path.served_s]
-                done += [(q, to) for q in ended]
-                path.targets = {q: target_s for q, target_s in path.targets.items() if q not in ended}
+                finished = [q for q, target_s in path.targets.items() if target_s <= path.served_s]
+                done += [(q, to) for q in finished]
+                path.targets = {q: target_s for q, target_s in path.targets.items() if q not in finished}
         self.paths = {ends: path for ends, path in self.paths.items() if path.targets}
         self._share()
         return done
