@@ -26,7 +26,7 @@ from lengthwise.schema.workload import Workload
 sys.path += [str(ROOT / "tests" / name) for name in ("live", "oracle")]  # what runs engines, and what was measured
 STEPS, WORLDS, ENGINES, RATE_RPS = 100_000, 200, ("vllm", "sglang", "trtllm"), 4.5 * LOAD
 SCHEDULERS = {name: policy.scheduler(name) for name in ("vllm_v1", "sglang")}
-SCHEDULERS["vllm_v1_async"] = replace(SCHEDULERS["vllm_v1"], async_scheduling=True)
+SCHEDULERS |= {f"{name}_async": replace(one, async_scheduling=True) for name, one in SCHEDULERS.items()}
 SCHEDULERS["trtllm"] = Scheduler(trtllm=TrtllmSettings(enable_chunked_prefill=True))
 
 
@@ -68,7 +68,7 @@ SWEEP = {0.0: (1065, 11582), 0.02: (400, 12134), 0.05: (187, 12167), 0.1: (168, 
 """Preemptions and tokens/s of vLLM by watermark: Qwen2.5-7B on a GB200 (vllm-project/vllm pull request 44594)."""
 
 
-def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
+def sweep(shared: Path, quick: bool) -> dict[str, Any]:
     """Return the errors, not calibrated, of preemptions by watermark, and of TensorRT-LLM's capacity schedulers."""
     runs = np.empty((3 if quick else 20, len(SWEEP), 2))
     for seed, column in np.ndindex(runs.shape[:2]):
@@ -82,7 +82,7 @@ def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
     own = {"measured": SWEEP.values(), "simulated": runs.mean(axis=0).tolist()}
     own = {name: dict(zip(map(str, SWEEP), of, strict=True)) for name, of in own.items()}
     own["tokens_per_s_error"] = float(np.median(error[:, 1]))
-    errors, found = importlib.import_module("test_trtllm_measured").errors()
+    errors, found = importlib.import_module("test_trtllm_measured").errors(shared)
     rows = {"engines.trtllm_pair_error": summary(errors) | {"by_scheduler": found}}
     return rows | {"engines.preemption_sweep_error": summary(error[:, 0].tolist()) | own}
 

@@ -149,7 +149,6 @@ GATEWAY_MEANINGS = {
 _SECONDS = {key: f"{key}_s" for key in ("ready", "stall", "request", "backoff", "save", "linger")} | {
     "max_backoff": "max_backoff_s"
 }
-_ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "",
           values.DelayTable: "duration, or `median` and `sigma`", **dict.fromkeys(values.LENGTHS.values(), "a distribution or a number")}  # fmt: skip
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -204,18 +203,13 @@ def app_python() -> str:
 
 
 def _summary(described: Any) -> str:
-    text = (inspect.getdoc(described) or "").partition("\nAttributes:")[0]
-    return " ".join(text.split()).replace("``", "`").replace("|", "/")
+    return " ".join((inspect.getdoc(described) or "").split()).replace("``", "`").replace("|", "/")
 
 
 def _attributes(described: Any) -> dict[str, str]:
-    """Return the meanings of fields: from the docstring, or otherwise from comments."""
-    text = (inspect.getdoc(described) or "").partition("Attributes:\n")[2]
-    if not text:
-        comments = {name: text for name, text in _comments(described).items() if text}
-        return {name: f"{text[0].upper()}{text[1:]}." for name, text in comments.items()}
-    found = {name: " ".join(meaning.split()) for name, meaning in _ATTRIBUTE.findall(text + "\n")}
-    return {name: meaning.replace("``", "`").replace("|", "/") for name, meaning in found.items()}
+    """Return the meanings of fields, from the comments beside them."""
+    comments = {name: text for name, text in _comments(described).items() if text}
+    return {name: f"{text[0].upper()}{text[1:].rstrip('.')}." for name, text in comments.items()}
 
 
 def kinds() -> str:

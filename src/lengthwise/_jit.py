@@ -47,7 +47,7 @@ __all__ = [
 _COMPILED = (
     "_jit.py", "_native.py", "_compiler.py", "schema/cost_tables.py", "schema/records.py",
     "schema/speculation.py", "cost/_lookup.py",
-    "policy/*.py", "engine/*.py", "theory/batch_kernel.py", "schedule/_kernel.py",
+    "policy/*.py", "engine/*.py", "theory/batch_kernel.py", "schedule/kernel.py",
 )  # fmt: skip
 _CODE_SETTINGS = (
     "CPU_NAME", "CPU_FEATURES", "ENABLE_AVX", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DISABLE_INTEL_SVML",

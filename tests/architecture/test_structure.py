@@ -20,6 +20,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(lengthwise.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "manager", "helpers", "misc", "v2"}
+PRIVATE_NAMES_IN_TESTS = {
+    "_jit": "it compiles code for all packages",
+    "_reference_state": "the live lane compares these parts of the specification with the code of engines",
+    "_reference_sglang": "likewise",
+    "_preempt_request": "vLLM's own name",
+    "_run": "asyncio's own name",
+}
 TRUTH = re.compile(r"^(true_|actual_|real_)|^output|^total_(output_)?tokens$|_output_tokens$")
 """What a true length would be called; ``remaining_tokens`` is what is left of the predicted one."""
 
@@ -92,6 +99,27 @@ def intrudes(path, parts):
     private = [part for part in parts if part.startswith("_")]
     known = {"_native", "_compiler"} if home in {"_jit.py", "_compiler.py"} else {home, "_jit"}
     return bool(private) and parts[0] not in known and parts[:2] != ["cost", "_lookup"]
+
+
+def test_tests_import_and_patch_no_private_names():
+    """A test goes through a public name, so that it fails for a changed law and not for a moved function.
+
+    Ruff (SLF001) finds private attributes.
+    """
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    found = {(path.name, name) for path in tests for name in private_names(path)}
+    assert {one for one in found if one[1] not in PRIVATE_NAMES_IN_TESTS} == set()
+    assert {name for _, name in found} == PRIVATE_NAMES_IN_TESTS.keys()
+
+
+def private_names(path):
+    """Yield the private names that a test imports from lengthwise, or patches."""
+    for parts in imports(path):
+        yield from (part for part in parts if re.match("_[^_]", part))
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in {"setattr", "delattr"}:
+            texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            yield from (part for text in texts for part in text.split(".") if re.match("_[^_]", part))
 
 
 def test_no_policy_receives_the_true_output_length():

@@ -13,6 +13,7 @@ import yaml
 
 from lengthwise import EngineLimits, Poisson, Scheduler, Workload, deploy, engine, preset
 from lengthwise.backend import load_test, trtllm_launch, vllm_launch, write_launch, write_trace
+from lengthwise.config import loads_gateway
 from lengthwise.schema.deployment import TrtllmSettings
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.speculation import Speculation
@@ -350,6 +351,56 @@ def test_scripts_of_separate_sides_use_each_gpu_once_and_ports_that_the_router_k
     assert "--vllm-pd-disaggregation" in router
 
 
+def write_groups(folder, gpus=("H100", "L40S"), tps=(2, 1), replicas=(1, 5)):
+    d = engine.mix(
+        [
+            deploy("llama-3.1-8b", gpu, tp=tp, replicas=n, limits=replace(LIMITS, max_num_seqs=64 * (i + 1)))
+            for i, (gpu, tp, n) in enumerate(zip(gpus, tps, replicas, strict=True))
+        ]
+    )
+    return write_launch(
+        folder, d, name="mixed", scenario_text="name = 'x'\n", workload=WORKLOAD, rate_rps=4.0, claim="It serves."
+    )
+
+
+def test_each_group_has_a_script_and_the_gateway_has_their_ports(tmp_path):
+    """Both groups fit one node: no GPU and no port is used twice."""
+    made = write_groups(tmp_path / "one", gpus=("H100", "H100"), tps=(2, 1), replicas=(1, 3))
+    assert {path.name for path in made} == {
+        *(f"{engine}-group-{at}.sh" for engine in ("vllm", "sglang") for at in range(2)), "gateway.toml", "router.sh",
+        "README.md", "load-test.sh", "scenario.toml", "trace.jsonl", "kubernetes.yaml",
+    }  # fmt: skip
+    ports = {}
+    for at, (gpus, tp, seqs) in enumerate(((["0,1"], "2", "64"), (["2", "3", "4"], "1", "128"))):
+        seen = run(tmp_path / "one" / f"vllm-group-{at}.sh", tmp_path / f"{at}", "vllm")
+        assert sorted(seen) == gpus
+        for words in seen.values():
+            assert words[words.index("--tensor-parallel-size") + 1] == tp
+            assert words[words.index("--max-num-seqs") + 1] == seqs
+            ports[f"http://127.0.0.1:{words[words.index('--port') + 1]}"] = int(seqs)
+    gateway = loads_gateway((tmp_path / "one" / "gateway.toml").read_text()).config
+    assert {one.url: one.concurrency for one in gateway.engines} == ports
+    words = run(tmp_path / "one" / "router.sh", tmp_path / "router", "lengthwise")[""]
+    assert words == ["serve", f"{tmp_path / 'one'}/gateway.toml", "--host", "127.0.0.1"]
+    load = run(tmp_path / "one" / "load-test.sh", tmp_path / "load", "vllm")[""]
+    assert load[load.index("--base-url") + 1] == f"http://127.0.0.1:{gateway.listen.port}"
+
+
+def test_groups_on_nodes_of_their_own_have_addresses_to_fill_in(tmp_path):
+    write_groups(tmp_path / "one")
+    gateway = loads_gateway((tmp_path / "one" / "gateway.toml").read_text()).config
+    nodes = ["group-0-node-0:8001", *(f"group-1-node-0:{port}" for port in range(8002, 8006)), "group-1-node-1:8002"]
+    assert [one.url for one in gateway.engines] == [f"http://{one}" for one in nodes]
+    readme = (tmp_path / "one" / "README.md").read_text()
+    assert "The groups share no node. Run the group-0 script on 1 node with H100 and the group-1 script on 2" in readme
+    assert "First write the nodes' addresses into gateway.toml" in readme
+    assert "- group-1: 5 x (tp 1, pp 1), on 5 x L40S" in readme
+    assert "the nearest of the gateway is" not in readme  # round_robin is one of its routers
+    assert "sh vllm-group-0.sh` and `sh vllm-group-1.sh" in readme
+    assert "dynamo" not in readme.lower()
+    assert "router nearest to the simulated" not in readme
+
+
 @pytest.mark.parametrize(("host", "expected"), [({}, "127.0.0.1"), ({"HOST": "0.0.0.0"}, "0.0.0.0")])
 def test_routers_listen_at_the_given_host(tmp_path, host, expected):
     write_split(tmp_path / "split", 1, 1)
@@ -428,6 +479,22 @@ def test_sides_with_other_gpus_start_on_nodes_of_their_own(tmp_path):
     assert "NVLink, PCIe" not in text
     for side in ("prefill", "decode"):
         assert sorted(run(tmp_path / "one" / f"vllm-{side}.sh", tmp_path / side, "vllm")) == ["0"]
+
+
+def test_each_data_parallel_rank_of_a_side_has_a_channel_of_its_own(tmp_path):
+    """vLLM adds the rank's number to the port."""
+    sides = [deploy("qwen3-30b-a3b", "H100", dp=dp, ep=dp, replicas=n, limits=LIMITS) for dp, n in ((2, 2), (4, 1))]
+    d = engine.disaggregate(*sides)
+    given = {"name": "ranks", "scenario_text": "name = 'x'\n", "workload": WORKLOAD, "rate_rps": 4.0, "claim": "x"}
+    write_launch(tmp_path / "one", d, **given)
+    script = (tmp_path / "one" / "vllm-prefill.sh").read_text()
+    assert "serve 0,1 8100 5600 &\n" in script
+    assert "serve 2,3 8101 5602 &\n" in script
+    assert "--data-parallel-size 2" in script
+    decode = (tmp_path / "one" / "vllm-decode.sh").read_text()
+    assert "serve 4,5,6,7 8200 5700\n" in decode
+    assert "--data-parallel-size 4" in decode
+    assert "serve 2,3 8101 8999 &\n" in (tmp_path / "one" / "sglang-prefill.sh").read_text()
 
 
 def test_an_engine_that_cannot_run_the_deployment_has_no_script(tmp_path):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import kubernetes_validate
@@ -11,7 +12,10 @@ import yaml
 
 from lengthwise import EngineLimits, Scheduler, deploy, engine
 from lengthwise.backend import dynamo_manifest, kubernetes_manifest, sglang_launch, trtllm_launch, vllm_launch
+from lengthwise.backend.launch import gateway_toml
 from lengthwise.backend.trtllm import trtllm_options
+from lengthwise.config import loads_gateway
+from lengthwise.policy import known
 from lengthwise.policy import scheduler as named
 from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import InputError
@@ -61,7 +65,9 @@ def test_cpu_memory_and_storage_behind_the_cache_have_their_volumes(storage):
     shm_gib = int(volumes[mounts["/dev/shm"]]["emptyDir"]["sizeLimit"].removesuffix("Gi"))
     # vLLM needs the complete CPU memory free in /dev/shm, beside what NCCL and PyTorch share there.
     assert 8 <= shm_gib - float(args[args.index("--kv-offloading-size") + 1]) < 9
-    assert container["resources"]["requests"]["memory"] == f"{shm_gib}Gi"
+    behind = shm_gib - 8  # what is in /dev/shm counts as the pod's memory
+    assert container["resources"]["requests"]["memory"] == f"{4 * 16 + behind}Gi"
+    assert container["resources"]["limits"]["memory"] == f"{4 * 32 + behind}Gi"
     assert (storage is not None) == ("/mnt/kv-cache" in mounts) == ("/mnt/kv-cache" in str(args))
     remarks = text[: text.index("---")].replace("\n# ", " ")
     if storage is None:
@@ -75,10 +81,50 @@ def test_cpu_memory_and_storage_behind_the_cache_have_their_volumes(storage):
         assert "an emptyDir on the node's disk, deleted with the pod" in remarks
 
 
-def test_no_memory_is_reserved_without_cpu_memory_behind_the_cache():
-    pod = by_kind(manifest()[1])["StatefulSet"]["spec"]["template"]["spec"]
-    assert "requests" not in pod["containers"][0]["resources"]
+EXPERTS = {"model": "mixtral-8x7b", "tp": 2, "dp": 4, "ep": 8}
+
+
+@pytest.mark.parametrize(
+    ("options", "processes", "gpus"),
+    [
+        ({"model": "llama-3.1-8b"}, 3, 1),  # API server, engine core, worker
+        ({"model": "llama-3.1-70b", "tp": 2, "pp": 2}, 6, 4),
+        (EXPERTS, 17, 8),  # by vLLM's page of its architecture, with the coordinator of the ranks
+        ({"model": "llama-3.1-70b", "tp": 8, "pp": 2}, 10, 8),  # on each of two hosts
+    ],
+)
+def test_an_engine_requests_a_core_for_each_process_and_memory_for_each_gpu(options, processes, gpus):
+    text = kubernetes_manifest(deploy(gpu="H100", limits=LIMITS, **options), name="chat")
+    (pod,) = [
+        (one["spec"].get("template") or one["spec"]["leaderWorkerTemplate"]["leaderTemplate"])["spec"]
+        for one in yaml.safe_load_all(text)
+        if one["kind"] in ("StatefulSet", "LeaderWorkerSet")
+    ]
+    assert pod["containers"][0]["resources"] == {
+        "requests": {"cpu": str(2 * processes), "memory": f"{16 * gpus}Gi"},
+        "limits": {"memory": f"{32 * gpus}Gi", "nvidia.com/gpu": gpus},
+    }
+    assert "defaults to change" in text[: text.index("---")]
     assert pod["volumes"][0]["emptyDir"]["sizeLimit"] == "8Gi"
+
+
+def containers(value):
+    """Yield every container of a resource."""
+    if isinstance(value, dict):
+        yield from value.get("containers", ())
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from containers(inner)
+
+
+@pytest.mark.parametrize("name", ["split", "groups", "spanning"])
+def test_every_container_requests_cpus_and_memory(name):
+    resources = list(yaml.safe_load_all(kubernetes_manifest(globals()[name](), name="chat")))
+    found = [one["resources"] for one in containers(resources)]
+    assert len(found) == {"split": 3, "groups": 3, "spanning": 2}[name]
+    for one in found:
+        assert set(one["requests"]) == {"cpu", "memory"}
+        assert "memory" in one["limits"]
+        assert "cpu" not in one["limits"]
 
 
 def test_a_misspelt_field_would_be_seen():
@@ -96,7 +142,7 @@ def test_a_pod_is_a_replica_with_its_gpus_and_the_command_of_its_engine(name):
     engine = resources["StatefulSet"]["spec"]
     (container,) = engine["template"]["spec"]["containers"]
     assert engine["replicas"] == 3
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 4}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
     assert (container["name"], container["image"].split(":")[0]) == (name, ENGINES[name][2])
     command = tuple(word.removeprefix("/etc/trtllm/") for word in container["command"] + container["args"])
     launch = ENGINES[name][0](d, host="0.0.0.0", port=8000)
@@ -223,7 +269,7 @@ def test_each_side_has_its_pods_and_the_router_knows_them_all():
         assert labels["llm-d.ai/role"] == role
         assert named["Service", spec["serviceName"]]["selector"].items() <= labels.items()
         (container,) = spec["template"]["spec"]["containers"]
-        assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus}
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
         args = container["args"]
         transfer = json.loads(args[args.index("--kv-transfer-config") + 1])
         assert transfer == {"kv_connector": "NixlConnector", "kv_role": kv_role}
@@ -235,6 +281,61 @@ def test_each_side_has_its_pods_and_the_router_knows_them_all():
     assert named["Service", "chat"]["selector"].items() <= (
         named["Deployment", "chat-router"]["template"]["metadata"]["labels"].items()
     )
+
+
+def groups(*, gpus=("H100", "L40S"), tps=(2, 1), replicas=(1, 3), router="shortest_expected_delay"):
+    """Unlike replicas behind one router."""
+    scheduler = replace(named("vllm_v1"), router=router)
+    return engine.mix(
+        [
+            deploy("llama-3.1-8b", gpu, tp=tp, replicas=n, limits=LIMITS, scheduler=scheduler)
+            for gpu, tp, n in zip(gpus, tps, replicas, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.33", "1.37"])
+def test_groups_have_their_pods_behind_a_gateway_that_has_all_addresses(version):
+    text = kubernetes_manifest(groups(), name="chat", token_secret="hf-token")
+    resources = list(yaml.safe_load_all(text))
+    for resource in resources:
+        kubernetes_validate.validate(resource, version, strict=True)
+    named_of = {(one["kind"], one["metadata"]["name"]): one for one in resources}
+    config = loads_gateway(named_of["ConfigMap", "chat-router"]["data"]["gateway.toml"]).config
+    found = {one.url: one.concurrency for one in config.engines}
+    assert found == dict.fromkeys(
+        [
+            "http://chat-group-0-0.chat-group-0-pods:8000",
+            *(f"http://chat-group-1-{i}.chat-group-1-pods:8000" for i in range(3)),
+        ],
+        256,
+    )
+    for at, (product, count, gpus) in enumerate((("NVIDIA-H100-80GB-HBM3", 1, 2), ("NVIDIA-L40S", 3, 1))):
+        spec = named_of["StatefulSet", f"chat-group-{at}"]["spec"]
+        pod = spec["template"]["spec"]
+        assert spec["replicas"] == count
+        assert product in str(pod["affinity"])
+        assert "VLLM_NIXL" not in str(pod)
+        assert "llm-d" not in str(spec)
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
+        assert container["args"][container["args"].index("--tensor-parallel-size") + 1] == str(gpus)
+    router = named_of["Deployment", "chat-router"]["spec"]["template"]
+    (container,) = router["spec"]["containers"]
+    (path,) = container["args"]
+    assert path == f"{container['volumeMounts'][0]['mountPath']}/gateway.toml"
+    assert config.listen.host == "0.0.0.0"
+    assert config.listen.port == container["ports"][0]["containerPort"]
+    assert named_of["Service", "chat"]["spec"]["selector"].items() <= router["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("router", [name for name in known("router") if name not in ("vllm_internal", "central")])
+def test_the_gateway_takes_the_router_of_every_simulated_one(router):
+    text = gateway_toml(groups(router=router), {"a": ["http://a"], "b": ["http://b"]}, host="::1", admin_port=9)
+    (name,) = re.findall('^router = "(.*)"$', text, re.MULTILINE)
+    assert loads_gateway(text).config.dispatch.router == name
+    if router not in ("shortest_expected_delay", "least_work_left", "prefix_precise"):
+        assert name == router
 
 
 FIELDS = tomllib.loads((Path(__file__).parent / "crd_fields.toml").read_text())
@@ -304,7 +405,8 @@ def test_a_replica_that_spans_hosts_is_a_group_of_pods_whose_first_has_the_serve
     spec = group["spec"]["leaderWorkerTemplate"]
     assert (group["spec"]["replicas"], spec["size"]) == (2, 2)
     (leader,), (worker,) = (spec[key]["spec"]["containers"] for key in ("leaderTemplate", "workerTemplate"))
-    assert leader["resources"] == worker["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert leader["resources"] == worker["resources"]
+    assert leader["resources"]["limits"]["nvidia.com/gpu"] == 8
     words = leader["args"]
     assert words[words.index("--nnodes") + 1] == "2"
     assert words[words.index("--node-rank") + 1] == "$(LWS_WORKER_INDEX)"
@@ -331,6 +433,28 @@ def unlike_sides(tp=(8, 16)):
         for gpu, of, n in zip(("H100", "H200"), tp, (2, 1), strict=True)
     )
     return engine.disaggregate(*sides)
+
+
+def wide_decode():
+    """A prefill replica of eight GPUs by tensor parallelism, and a decode replica of 16 ranks on two hosts."""
+    limits = replace(LIMITS, weight_dtype="fp8", max_num_seqs=64)
+    own = {"dp": 16, "ep": 16, "all2all_backend": "deepep_low_latency"}
+    sides = (deploy("deepseek-v3", "H200", limits=limits, **of) for of in ({"tp": 8, "ep": 8}, own))
+    return engine.disaggregate(*sides)
+
+
+def test_the_ranks_of_a_decode_side_are_in_one_group_of_pods():
+    resources = list(yaml.safe_load_all(kubernetes_manifest(wide_decode(), name="chat")))
+    for resource in resources:
+        validate(resource)
+    (group,) = [one["spec"]["leaderWorkerTemplate"] for one in resources if one["kind"] == "LeaderWorkerSet"]
+    assert group["size"] == 2
+    for part in ("leaderTemplate", "workerTemplate"):
+        (container,) = group[part]["spec"]["containers"]
+        args = container["args"]
+        assert args[args.index("--data-parallel-size") + 1] == "16"
+        assert args[args.index("--all2all-backend") + 1] == "deepep_low_latency"
+        assert "--enable-expert-parallel" in args
 
 
 def test_pods_of_unlike_sides_take_nodes_with_their_gpus_and_the_router_knows_groups():
@@ -362,7 +486,9 @@ def test_pods_of_unlike_sides_take_nodes_with_their_gpus_and_the_router_knows_gr
     assert "Nodes must have NVIDIA H100 80GB HBM3; NVIDIA H200." in remarks
 
 
-@pytest.mark.parametrize("d", [spanning(), unlike_sides(), split(tp=2)], ids=["spanning", "unlike", "split"])
+@pytest.mark.parametrize(
+    "d", [spanning(), unlike_sides(), split(tp=2), wide_decode()], ids=["spanning", "unlike", "split", "wide"]
+)
 def test_a_dynamo_graph_has_a_frontend_and_the_workers_of_each_side(d):
     (graph,) = yaml.safe_load_all(dynamo_manifest(d, name="chat", token_secret="hf-token"))
     validate(graph)

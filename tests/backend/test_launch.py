@@ -129,6 +129,14 @@ def test_sglang_gets_the_radix_cache_that_was_simulated(policy, flag, note):
     assert message(launch, note)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_sglang_notes_where_the_simulation_lacked_its_overlap_of_steps(overlap):
+    by_its_rules = Scheduler(sglang=SglangSettings(), async_scheduling=overlap)
+    launch = sglang_launch(deployment(scheduler=by_its_rules))
+    assert any("one after the other" in note for note in launch.notes) != overlap
+    assert value(launch, "--disable-overlap-schedule") is None  # The server overlaps steps by default.
+
+
 def test_sglang_gets_the_order_of_the_queue_that_was_simulated():
     assert value(sglang_launch(deployment()), "--schedule-policy") == "fcfs"
     by_limit = Scheduler("queue_order", sglang=SglangSettings(schedule_policy="lof"))

@@ -212,7 +212,7 @@ def test_gpus_and_nodes_answer_to_what_people_type():
     ("find", "typed", "message"),
     [
         (catalog.model, "lama-2-70", r"no model named 'lama-2-70'. Did you mean: llama-2-70b"),
-        (catalog.gpu, "H20", r"no GPU named 'H20'. Did you mean: H200"),
+        (catalog.gpu, "H20", r"no GPU named 'H20'. Did you mean: H200.* Or give a .toml file with its data"),
         (catalog.node, "dgx-h10", r"no node named 'dgx-h10'. Did you mean: dgx-h100"),
     ],
 )

@@ -62,7 +62,7 @@ def test_simulate_reports_what_the_cache_saved(cli, chat, tmp_path):
     out, page = tmp_path / "out.json", tmp_path / "out.html"
     finished = cli("simulate", chat, "--json", out, "--report", page)
     assert finished.code == 0, finished.err
-    for words in ("Prompt tokens cached %", "Prefill saved s", "at turn: mean TTFT, ms", "prompt tokens cached, %"):
+    for words in ("Prompt tokens cached %", "Prefill saved s", "at turn: mean TTFT;", "prompt tokens cached, %"):
         assert words in finished.out
     found = summaries(out)
     cache, off = (found[name]["summary"]["prefix_cache"] for name in ("cached", "computed"))
@@ -77,6 +77,18 @@ def test_simulate_reports_what_the_cache_saved(cli, chat, tmp_path):
     assert len(over_time["time_s"]) == len(over_time["hit_rate"])
     assert "By turn of the session" in page.read_text()
     assert "share of prompt tokens cached" in page.read_text()
+
+
+def test_turns_of_an_overloaded_run_are_in_seconds_and_others_in_milliseconds(cli, chat, tmp_path):
+    page = tmp_path / "out.html"
+    for rate, unit, other in (("4", "ms", " s"), ("2000", "s", " ms")):
+        overload = ["--set", f"workload.session_rate={rate}", "--set", "engine.max_num_seqs=2"]
+        overload += ["--set", "workload.output=400"] if unit == "s" else []
+        finished = cli("simulate", chat, *overload, "--report", page)
+        (row,) = [line for line in finished.out.splitlines() if line.startswith("\N{BOX DRAWINGS LIGHT VERTICAL} 3 ")]
+        assert f" {unit}" in row
+        assert f"{other};" not in row
+        assert f" {unit}<" in page.read_text()[page.read_text().index("By turn of the session") :]
 
 
 def test_workload_show_describes_the_sessions_of_a_scenario_and_of_its_trace(cli, chat, tmp_path):

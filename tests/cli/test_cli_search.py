@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -11,6 +12,8 @@ import sys
 import time
 
 import pytest
+
+from lengthwise.cli import progress
 
 SCENARIO = """
 name = "small"
@@ -85,6 +88,8 @@ def test_capacity_takes_limits_on_the_command_line(cli, question):
     tight = cli("capacity", question, "--json", "-", "--limit", "ttft.p90=100ms")
     rates = [json.loads(e.out)["capacities"][0]["requests_per_s"]["value"] for e in (loose, tight)]
     assert rates[0] > rates[1] > 0
+    impossible = cli("capacity", question, "--limit", "ttft.p90=1us")
+    assert "No rate meets the limits: TTFT p90 is at least" in impossible.out
 
 
 def test_search_prints_the_winner_and_writes_the_requested_files(cli, question, tmp_path):
@@ -136,6 +141,34 @@ def test_folders_of_an_earlier_search_are_replaced_only_with_force(cli, question
     assert measured.exists()
     assert (folder / first[0] / "trace.jsonl").exists()
     assert (folder / "2-mine" / "README.md").read_text() == "mine"
+
+
+def test_long_work_prints_lines_without_a_terminal_and_short_work_none(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_S", 10.0)
+    monkeypatch.setattr(progress, "LONGEST_LINE_S", 600.0)
+    now_s = [0.0]
+    advance = progress.lines(lambda: now_s[0])
+    for done in range(101):
+        now_s[0] = 0.5 * done
+        advance("short runs:", done, 100)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"{10 * i} s: short runs: {20 * i} of 100 ({20 * i} %)".replace(" %", "%") for i in range(1, 6)]
+    now_s[0] = 36_000.0  # an hour of work gets fewer lines
+    advance("exact ranking:", 7, 0)
+    now_s[0] += 599.0
+    advance("exact ranking:", 8, 0)
+    assert capsys.readouterr().err == "36,000 s: exact ranking: 7\n"
+
+
+def test_a_search_prints_its_steps_in_a_log_and_nothing_if_quiet(cli, question, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    monkeypatch.setattr(progress, "LINE_SHARE", 0.0)
+    finished = cli("search", question)
+    assert re.search(r"^\d+ s: bounds: \d of 4 \(\d+%\)$", finished.err, re.MULTILINE)
+    assert "exact ranking: " in finished.err
+    simulated = cli("simulate", question)
+    assert re.search(r"^\d+ s: simulating (\d+) of \1 \(100%\)$", simulated.err, re.MULTILINE)
+    assert cli("search", question, "--quiet").err == ""
 
 
 def test_nothing_holds_is_an_answer(cli, question, tmp_path):

@@ -11,15 +11,21 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lengthwise import EngineLimits, deploy
+from lengthwise.backend.launch import gateway_toml
 from lengthwise.cli.log import KeyValueFormatter
+from lengthwise.engine import mix
 from lengthwise.gateway import config as reported
 from lengthwise.gateway.notices import is_loopback, notices
-from lengthwise.testing.engine_server import EngineServer, EngineSpec, in_thread
+from lengthwise.policy import scheduler as named
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, emulated, in_thread
 
 KEY = "sk-a-client"
 BODY = {"model": "toy", "prompt": "hello", "max_tokens": 4}
@@ -53,10 +59,10 @@ def port_of(head: str) -> int:
     return int(re.search(r"clients +http://127.0.0.1:(\d+)/v1", head)[1])
 
 
-def ask(port: int, key: str | None = None) -> int:
+def ask(port: int, key: str | None = None, body: dict = BODY) -> int:
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
     url = f"http://127.0.0.1:{port}/v1/completions"
-    request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status
@@ -114,6 +120,29 @@ def test_a_gateway_starts_is_read_again_and_ends(tmp_path):
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 0
             assert KEY not in log.read_text()
+
+
+@pytest.mark.slow
+def test_the_file_of_a_launch_folder_serves_both_groups_and_the_faster_engine_gets_more(tmp_path):
+    """The emulated engines have four times the step times of an H100 and of an L40S, beside which a stall is short."""
+    limits = EngineLimits(max_model_len=2048)
+    scheduler = replace(named("vllm_v1"), router="shortest_expected_delay")
+    d = mix([deploy("llama-3.1-8b", gpu, limits=limits, scheduler=scheduler) for gpu in ("H100", "L40S")])
+    servers = [EngineServer(emulated(side, speed=0.25, model="toy")) for side in d.sides]
+    path, body = tmp_path / "gateway.toml", BODY | {"max_tokens": 16, "min_tokens": 16, "ignore_eos": True}
+    with in_thread(*servers) as running:
+        urls = {role: [one.url] for role, one in zip(("group-0", "group-1"), running.servers, strict=True)}
+        path.write_text(gateway_toml(d, urls, host="127.0.0.1", admin_port=9000))
+        with served(path, "--port", 0, "--admin-port", "none", cwd=tmp_path) as (process, _):
+            head = head_of(process)
+            assert "mode fcfs" in head
+            assert len(re.findall(r"group-[01]-0 +vllm +toy +up", head)) == 2
+            port = port_of(head)
+            with ThreadPoolExecutor(16) as pool:
+                assert set(pool.map(lambda _: ask(port, body=body), range(96))) == {200}
+        fast, slow = (one.log.count("finished") for one in running.servers)
+    assert fast + slow >= 96  # and the probes
+    assert fast > slow > 0
 
 
 _SIGNALLED = """

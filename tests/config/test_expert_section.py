@@ -5,6 +5,7 @@ import pytest
 from lengthwise import config
 from lengthwise.cli import main
 from lengthwise.report.json_file import deployment_facts
+from lengthwise.schema.deployment import Parallelism
 from lengthwise.schema.errors import InputError
 from lengthwise.usecases.explain import explain
 from lengthwise.usecases.variants import build
@@ -51,12 +52,27 @@ def test_an_override_reaches_the_keys_and_a_model_without_experts_refuses_them(t
     assert "'deepep_low_latency'" in capsys.readouterr().err
 
 
-def test_a_decode_side_takes_no_ranks_yet():
-    for keys in ("decode = { tp = 8 }", "disaggregate = true", "disaggregate = true\ndecode = { tp = 8 }"):
-        with pytest.raises(
-            InputError, match=r"dp is not modelled with a decode side yet; it is 2\. Set dp = 1, or dis"
-        ):
-            build(loaded(f"dp = 2\n{keys}"))
+def test_each_side_has_ranks_of_its_own():
+    keys = 'tp = 4\ndp = 2\nep = 8\nredundant_experts = 16\nall2all_backend = "deepep_high_throughput"\n'
+    wide = 'decode = { tp = 1, dp = 16, redundant_experts = 32, all2all_backend = "deepep_low_latency" }'
+    shapes = {
+        wide: Parallelism(1, dp=16, ep=16, redundant_experts=32, all2all_backend="deepep_low_latency"),
+        "disaggregate = true": Parallelism(
+            4, dp=2, ep=8, redundant_experts=16, all2all_backend="deepep_high_throughput"
+        ),
+        "decode = { tp = 2, dp = 1 }": Parallelism(2, ep=2, redundant_experts=16),
+        "decode = { dp = 2, ep = 1 }": Parallelism(4, dp=2),
+    }
+    for decode, expected in shapes.items():
+        (variant,) = build(loaded(keys + decode))
+        assert variant.deployment.decode.parallel == expected
+        assert variant.deployment.gpus == 8 + expected.gpus
+        assert deployment_facts(variant.deployment)["decode"]["dp"] == expected.dp
+    alone = build(loaded("tp = 8\ndecode = { tp = 1, dp = 16, ep = 16 }"))[0].deployment
+    assert (alone.parallel.dp, alone.decode.parallel.ep) == (1, 16)
+
+
+def test_ranks_with_a_wrong_decode_side_are_refused():
     (equal,) = build(loaded("dp = 2\nep = 2\ntp = 4\ndisaggregate = false\ndecode = { tp = 8 }"))
     assert (equal.deployment.parallel.dp, equal.deployment.decode) == (2, None)
     with pytest.raises(InputError, match="one of 1, 2, 4"):
@@ -65,12 +81,12 @@ def test_a_decode_side_takes_no_ranks_yet():
 
 def test_a_decode_side_divides_experts_as_the_prefill_side_as_far_as_its_gpus_allow():
     keys = "tp = 8\nep = 8\nredundant_experts = 16\ndecode = { tp = %d }"
-    for tp, experts in ((8, (8, 16)), (4, (4, 16)), (16, (8, 16))):
+    for tp, experts in ((8, (8, 16)), (4, (4, 16)), (16, (16, 16))):
         decode = build(loaded(keys % tp))[0].deployment.decode.parallel
         assert (decode.tp, decode.ep, decode.redundant_experts) == (tp, *experts)
     small = "tp = 2\nep = 2\nredundant_experts = 0\ndecode = { tp = 1 }"
     assert build(loaded(small, "qwen3-30b-a3b"))[0].deployment.decode.parallel.redundant_experts is None
-    with pytest.raises(InputError, match="ep must divide tp x dp, 12 GPUs") as caught:
+    with pytest.raises(InputError, match="redundant_experts together must be a multiple of ep, 12") as caught:
         build(loaded(keys % 12, "minimax-m2"))
     assert any("deployment.decode" in note for note in caught.value.__notes__)
 

@@ -213,14 +213,15 @@ def test_golden(toml, expected):
     ("override", "expected"),
     [
         ("tp=4", "--set tp: there is no such key; did you mean deployment.tp?"),
+        ("deployment.gpus=4", "--set deployment.gpus: there is no such key; did you mean deployment.gpu?"),
         ("deployment.tps=4", "--set deployment.tps: there is no such key; did you mean deployment.tp?"),
         ("deployment.tp=four", "--set deployment.tp: must be a whole number; it is 'four'"),
         ("slo.ttft=-1s", "--set slo.ttft: must not be negative; it is '-1s'"),
         (
             "slo.ttft.p95=1s",
             (
-                'slo.ttft: must be one time, such as "2s", that each request is judged by; limits on quantiles are '
-                "those of [search.limits]; it is {'p95': '1s'}"
+                'slo.ttft: must be one time for each request, such as "2s"; limits on quantiles belong to '
+                "[search.limits]. It is {'p95': '1s'}"
             ),
         ),
         ("search.limits={'ttft.p95'='-1s'}", "--set search.limits.ttft.p95: must not be negative; it is '-1s'"),

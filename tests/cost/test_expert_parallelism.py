@@ -97,7 +97,6 @@ def test_gpus_hold_every_expert_once_and_redundant_ones_again(name, tp, dp, data
         (DEEPSEEK, {"tp": 8, "all2all_backend": "deepep_high_throughput"}, "needs dp above 1 and ep = tp x dp"),
         (DEEPSEEK, {"dp": 3, "ep": 3}, r"ep must divide tp x dp, 3 GPUs, and the 256 experts.*one of 1$"),
         (DEEPSEEK, {"tp": 4, "dp": 2, "ep": 16}, "it is 16. Use one of 1, 2, 4, 8"),
-        (DEEPSEEK, {"dp": 2, "pp": 2}, "not modelled with pipeline stages yet.*Set pp = 1"),
         (DEEPSEEK, {"dp": 8, "redundant_experts": 8}, "redundant_experts needs expert parallelism"),
         (DEEPSEEK, {**NARROW, "redundant_experts": 12}, "multiple of ep, 8; redundant_experts is 12. Use 0, 8, ..."),
         (DEEPSEEK, {"tp": 8, "ep": 8, "all2all_backend": "deepep_low_latency"}, "needs dp above 1 and ep = tp x dp"),

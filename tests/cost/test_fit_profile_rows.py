@@ -51,6 +51,18 @@ def test_of_several_backends_one_is_used_and_the_others_are_named(several, reque
     assert note in tables.evidence.source
 
 
+def test_products_of_quantized_weights_are_kept_where_another_library_has_more_of_16_bits():
+    """AIConfigurator's tables of vLLM: bfloat16 by torch, more of them, and FP8 by CUTLASS."""
+    shape = {"operator": "gemm", "tp": 0, "n": 4096, "k": 4096, "tokens": 16, "seconds": 1e-5}
+    wide = [shape | {"dtype": "bfloat16", "backend": "torch", "tokens": 2**n} for n in range(8)]
+    narrow = [shape | {"dtype": "fp8", "backend": "cutlass", "tokens": 2**n} for n in range(6)]
+    limits = replace(LIMITS, weight_dtype="fp8")
+    found = rows_for(
+        profile(operators=(), more=(*wide, *narrow)), Target(MODEL, GPU, NODE, Parallelism(), limits, LONGEST)
+    )
+    assert sorted(found.kernels["backend"].tolist()) == ["cutlass"] * 6 + ["torch"] * 8
+
+
 def test_a_backend_that_was_not_measured_is_refused_with_those_that_were(several, tmp_path, monkeypatch):
     monkeypatch.setattr("lengthwise.cost.tables.cache_folder", lambda _: tmp_path / "cache")
     write_profile(several, tmp_path / "p.parquet")

@@ -29,11 +29,11 @@ from worlds import GPU, MODEL, NODE, cost_tables
 ENGINES = pytest.mark.parametrize("engine", ["reference", "kernel"])
 
 
-def deployment(tokens, limits=None, rank="fcfs", stages=1, **settings):
+def deployment(tokens, limits=None, rank="fcfs", stages=1, overlap=False, **settings):
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 1, **(limits or {})}
     return Deployment(
         MODEL, GPU, NODE, Parallelism(1, stages, 1), EngineLimits(**limits),
-        Scheduler(rank, sglang=SglangSettings(**settings)), cost_tables([1] * stages),
+        Scheduler(rank, sglang=SglangSettings(**settings), async_scheduling=overlap), cost_tables([1] * stages),
         KvPlan(tokens, 1, 0.0, 0.0, 0.0, 0.0), max_model_len=tokens,
     )  # fmt: skip
 
@@ -111,6 +111,14 @@ def test_requests_that_ignore_eos_run_beside_each_other_if_their_ends_fit(engine
     assert r.scheduled_s[1] == r.first_token_s[0]
 
 
+def test_both_engines_sort_expected_ends_as_sglang_which_puts_some_before_a_shorter_one():
+    work = requests([11, 7, 16, 6, 9], [37, 26, 63, 39, 38], [37, 26, 63, 39, 38], ignore_eos=np.ones(5, bool))
+    for tokens in range(100, 260, 3):
+        made = deployment(tokens, chunked_prefill=False)
+        one, other = (simulate(work, made, engine=engine).requests.scheduled_s for engine in ("reference", "kernel"))
+        np.testing.assert_array_equal(one, other)
+
+
 CACHED = {"enable_prefix_caching": True, "prefix_cache": "sglang"}
 
 
@@ -164,6 +172,36 @@ def test_of_requests_that_begin_alike_lpm_tries_one_early(engine, order, cached)
 
 
 @ENGINES
+@pytest.mark.parametrize(("overlap", "cached"), [(False, 40), (True, 0)])
+def test_with_overlap_a_prompt_is_found_a_step_later(engine, overlap, cached):
+    # The second prompt enters the step after the first one's, which is formed before that one has ended.
+    made = deployment(400, CACHED, overlap=overlap)
+    found = simulate(sharing([0, 0, 0], [24, 24, 24], [9] * 3, [0, 0, 0.01]), made, engine=engine).requests
+    assert found.cached_tokens.tolist() == [0, cached, 40]
+
+
+@ENGINES
+@pytest.mark.parametrize(("limit", "decodes"), [(3, 2), (60, 3)])
+def test_with_overlap_an_output_that_ends_by_itself_decodes_once_more(engine, limit, decodes):
+    found = simulate(requests([10], [3], [limit]), deployment(100, overlap=True), engine=engine)
+    assert found.steps.decode_seqs.tolist() == [0] + [1] * decodes
+    assert found.requests.finished_s[0] == found.steps.end_s[2]
+    assert found.requests.output_tokens.tolist() == [3]
+
+
+@ENGINES
+def test_with_overlap_a_retracted_request_loses_its_token_in_flight(engine):
+    both = requests([10, 10], [18, 18], [18, 18])
+    steps = [
+        simulate(both, deployment(40, schedule_conservativeness=0, overlap=overlap), engine=engine)
+        for overlap in (False, True)
+    ]
+    assert [run.requests.preemptions.tolist() for run in steps] == [[0, 1], [0, 1]]
+    assert [run.requests.output_tokens.tolist() for run in steps] == [[18, 18], [18, 18]]
+    assert steps[1].steps.decode_seqs.sum() == steps[0].steps.decode_seqs.sum() + 1
+
+
+@ENGINES
 @pytest.mark.parametrize(("order", "expected"), [("fcfs", [0, 1, 2, 3, 4]), ("dfs-weight", [0, 1, 3, 2, 4])])
 def test_the_part_of_the_tree_with_most_waiting_requests_goes_first_by_dfs_weight(engine, order, expected):
     # Two requests wait for the second document and one for the first; then one for each, and the first one is older.
@@ -203,6 +241,7 @@ WRONG = [
     ({"limits": {"watermark": 0.01}}, "not modelled with a watermark yet"),
     ({"limits": {"max_in_flight": 2}}, "not modelled with max_in_flight above 1 yet"),
     ({"stages": 2}, "not modelled with pipeline parallelism yet"),
+    ({"limits": {"timeout_s": 3.0}, "overlap": True}, "async_scheduling is not modelled with timeout_s yet"),
     ({"stages": 2, "limits": {"max_step_seqs": 4}}, "not modelled with pipeline parallelism or max_step_seqs yet"),
     ({"schedule_conservativeness": -0.1}, "schedule_conservativeness must be at least 0 and finite; it is -0.1"),
     ({"max_prefill_tokens": 0}, "max_prefill_tokens must be a whole number of at least 1; it is 0"),

@@ -40,8 +40,9 @@ class Received(Listener):
         self.phases.append(phase)
 
 
-def engine(*, max_num_seqs=64, step_s=STEP_S):
-    return EngineServer(EngineSpec("m", limits=Limits(max_num_seqs, 4096), steps=LinearSteps(step_s, 0.0, 0.0)))
+def engine(*, max_num_seqs=64, step_s=STEP_S, steps=None):
+    steps = steps or LinearSteps(step_s, 0.0, 0.0)
+    return EngineServer(EngineSpec("m", limits=Limits(max_num_seqs, 4096), steps=steps))
 
 
 def config_of(*urls, phases, **named) -> GatewayConfig:
@@ -80,40 +81,39 @@ async def loop_of(port, clients, lengths, *, stream=True):
         await asyncio.gather(*(client() for _ in range(clients)))
 
 
-def steps_of(server):
-    """Notes the (decodes, prompts) of every step that the engine launches from now on."""
-    batch, ran = server.clocked.batch, []
-    launch = batch._launch
+class RecordedSteps(LinearSteps):
+    """Steps of STEP_S. ``prompts`` has the number of prompts of each."""
 
-    def launched(now):
-        launch(now)
-        if batch.step is not None:
-            ran.append((batch.step.decodes, len(batch.step.prompts)))
+    def __init__(self):
+        super().__init__(STEP_S, 0.0, 0.0)
+        self.prompts = []
 
-    batch._launch = launched
-    return ran
+    def __call__(self, decodes, kv_tokens, prompts):
+        self.prompts.append(len(prompts))
+        return super().__call__(decodes, kv_tokens, prompts)
 
 
 @pytest.mark.slow
 def test_phases_are_those_of_the_schedule_as_counted_and_at_the_engine():
     prefill_batch, decode_steps = 3, 4
-    received = Received()
+    received, steps = Received(), RecordedSteps()
 
     async def work() -> None:
-        async with engine() as server:
+        async with engine(steps=steps) as server:
             config = config_of(server.url, phases=Phases(prefill_batch, decode_steps))
             async with Gateway(config, listeners=(received,)) as gateway:
                 await settled(gateway)
-                ran = steps_of(server)
+                before = len(steps.prompts)
                 lengths = [9 + 3 * (n % 4) for n in range(27)]
                 await loop_of(gateway.port, 20, lengths)
+                ran = steps.prompts[before:]
                 metrics = await text_of(gateway.admin_port)
         full = [one for one in received.phases if one.cause == "steps"][:6]
         assert {one.prefill_batch for one in full} == {prefill_batch}
         assert statistics.median_low(one.decode_steps for one in full) == decode_steps
         assert all(one.decode_steps >= decode_steps for one in full)
-        at = [n for n, (_, prompts) in enumerate(ran) if prompts]
-        cycles = [(ran[a][1], b - a) for a, b in itertools.pairwise(at)][2:7]  # the first may come in two steps
+        at = [n for n, prompts in enumerate(ran) if prompts]
+        cycles = [(ran[a], b - a) for a, b in itertools.pairwise(at)][2:7]  # the first may come in two steps
         assert cycles.count((prefill_batch, decode_steps)) >= 4, cycles
         assert 'lengthwise_phase_plan{parameter="decode_steps"} 4.0' in metrics
         assert f'lengthwise_phase_prefill_batch_requests_count{{worker="e0"}} {len(received.phases)}.0' in metrics

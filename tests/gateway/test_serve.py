@@ -18,6 +18,7 @@ import trustme
 from relay_world import IDS, FixedFleet, FixedWorker, Report, pause, run, until
 from scripted_engine import Scripted, answer, encode
 
+from lengthwise.gateway import edge
 from lengthwise.gateway.config import (
     Admission,
     Engine,
@@ -374,7 +375,7 @@ def test_a_signal_while_it_starts_ends_it(monkeypatch):
     assert started_under(monkeypatch, [signal.SIGTERM]) == []
 
 
-def test_it_is_not_ready_before_a_signal_would_drain_it():
+def test_it_is_not_ready_before_a_signal_would_drain_it(monkeypatch):
     """Between the first connection and the end of the start, a signal stops the gateway at once."""
     statuses: list[bytes] = []
 
@@ -384,17 +385,27 @@ def test_it_is_not_ready_before_a_signal_would_drain_it():
         statuses.append((await reader.read())[9:12])
         writer.close()
 
-    class Probed(Gateway):
-        async def _serve(self, app, listener, **options):
-            server, port = await super()._serve(app, listener, **options)
-            await ask(port)
-            return server, port
+    make_server = edge.server
+
+    def probed(*fixed, **options):
+        made = make_server(*fixed, **options)
+        startup = made.startup
+
+        async def listen(sockets):
+            await startup(sockets)
+            made.started = False  # the gateway's start goes on when this is true
+            await ask(sockets[0].getsockname()[1])
+            made.started = True
+
+        made.startup = listen
+        return made
 
     async def work() -> None:
         config = GatewayConfig(engines=(Engine("http://127.0.0.1:1"),), listen=Listen(port=0, admin_port=None))
-        async with Probed(config, make_fleet=fleet_of, make_predictor=lambda *_: Oracle()) as gateway:
+        async with Gateway(config, make_fleet=fleet_of, make_predictor=lambda *_: Oracle()) as gateway:
             await ask(gateway.port)
 
+    monkeypatch.setattr(edge, "server", probed)
     asyncio.run(work())
     assert statuses == [b"503", b"200"]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from hypothesis import strategies as st
-from worlds import PHASES, ROUTERS, STEADY_PHASES, cost_tables, deployments, of_two_degrees
+from worlds import PHASES, ROUTERS, STEADY_PHASES, cost_tables, deployments, in_flight, of_two_degrees, shared_seconds
 
 from lengthwise.policy import known
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST
@@ -34,7 +35,23 @@ def disaggregated(draw: st.DrawFn) -> Deployment:
         axes["batching"] = draw(st.sampled_from(PREFILLS))
     limits = dataclasses.replace(prefill.limits, max_in_flight=draw(st.none() | st.integers(1, 4)))
     scheduler = dataclasses.replace(prefill.scheduler, **axes)
-    return dataclasses.replace(prefill, scheduler=scheduler, limits=limits, decode=draw(decode_sides(prefill, routers)))
+    prefill = dataclasses.replace(prefill, scheduler=scheduler, limits=limits)
+    decode = draw(decode_sides(prefill, routers))
+    if draw(st.booleans()):
+        prefill = dataclasses.replace(prefill, **draw(ranks(prefill, scheduler.batching)))
+    if draw(st.booleans()):
+        decode = dataclasses.replace(decode, **draw(ranks(decode, decode.batching)))
+    return dataclasses.replace(prefill, decode=decode)
+
+
+@st.composite
+def ranks(draw: st.DrawFn, side: Deployment | DecodeSide, batching: str) -> dict[str, Any]:
+    """What makes the replicas of a side have data-parallel ranks."""
+    return {
+        "parallel": dataclasses.replace(side.parallel, dp=draw(st.integers(2, 4))),
+        "cost": dataclasses.replace(side.cost, shared_s=draw(shared_seconds()), other=None),
+        "limits": dataclasses.replace(side.limits, max_in_flight=draw(in_flight(batching))),
+    }
 
 
 @st.composite

@@ -24,7 +24,7 @@ from lengthwise.schema.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_kernel_agrees import assert_same, outcome
-from worlds import ROUTERS, cost_tables, deployments, workloads
+from worlds import ROUTERS, async_worlds, cost_tables, deployments, workloads
 
 EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "100")) // 2
 LAW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
@@ -34,7 +34,7 @@ UNLIKE_ROUTERS = [name for name in ROUTERS if name not in ("central", "vllm_inte
 @st.composite
 def single(draw: st.DrawFn) -> Deployment:
     """One group of replicas, with rules that several groups may have."""
-    made = draw(deployments())
+    made = draw(st.one_of(deployments(), async_worlds().map(lambda world: world[1])))
     scheduler = dataclasses.replace(
         made.scheduler, preemption="never", binning=None, router=draw(st.sampled_from(UNLIKE_ROUTERS))
     )
@@ -48,6 +48,9 @@ def mixed(draw: st.DrawFn) -> Deployment:
     others = []
     for _ in range(draw(st.integers(1, 2))):
         pp, size, seqs = draw(st.sampled_from([1, 1, 2])), first.kv.block_size, draw(st.integers(1, 12))
+        step_seqs = draw(st.none() | st.integers(1, seqs))
+        if first.scheduler.async_scheduling:
+            pp, step_seqs = 1, None
         rule = draw(st.sampled_from([PER_REQUEST, MERGED]))
         tables = cost_tables([2] * pp, rule, draw(st.sampled_from([0.5, 1.0, 3.0])), additional=draw(st.booleans()))
         tables = dataclasses.replace(tables, front=first.cost.front, masked_s=draw(st.sampled_from([0.0, 2e-7])))
@@ -55,7 +58,7 @@ def mixed(draw: st.DrawFn) -> Deployment:
             first.limits,
             max_num_seqs=seqs,
             max_num_batched_tokens=draw(st.sampled_from([16, 64, 512])),
-            max_step_seqs=draw(st.none() | st.integers(1, seqs)),
+            max_step_seqs=step_seqs,
             watermark=draw(st.sampled_from([0.0, 0.01, 0.1])),
         )
         blocks = -(-first.max_model_len // size) + draw(st.sampled_from([1, 2, 8, 200]))

@@ -24,6 +24,7 @@ from worlds import (
     async_worlds,
     deployments,
     hybrid_worlds,
+    overlapping_worlds,
     priority_worlds,
     rank_worlds,
     sglang_worlds,
@@ -71,6 +72,13 @@ def test_kernel_and_reference_agree(workload, deployment, time_limit_s, seed):
 @settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(sglang_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree_by_sglangs_rules(world, time_limit_s, seed):
+    options = {"time_limit_s": time_limit_s, "seed": seed}
+    assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))
+
+
+@settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(overlapping_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
+def test_kernel_and_reference_agree_by_sglangs_rules_with_overlap(world, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))
 

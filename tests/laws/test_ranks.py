@@ -21,12 +21,14 @@ from lengthwise.metrics import summarize
 from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, PolicyError
 from lengthwise.schema.records import Status
+from lengthwise.schema.speculation import Drafter, Speculation
 from lengthwise.schema.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
 from observers import longest_output, may_get_stuck, run
+from sides import decode_sides
 from test_kernel_agrees import assert_same
-from worlds import cost_tables, deployments, rank_worlds, shared_seconds, workloads
+from worlds import cost_tables, deployments, of_two_degrees, rank_worlds, shared_seconds, workloads
 
 EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "100")) // 2
 LAW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
@@ -39,18 +41,54 @@ def to_the_first(waiting):
 
 @st.composite
 def plain_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
-    """Independent requests on one replica of one rank, first come, first served, with memory that may be short."""
+    """Independent requests on one replica of one rank, first come, first served, with memory that may be short.
+
+    Some replicas are pipelines, schedule steps ahead, verify proposed tokens, or have a decode side.
+    """
     workload, other = draw(workloads()), draw(deployments())
     workload = dataclasses.replace(workload, after=None, concurrency=None, prefixes=None, predictions=None)
-    made = Scheduler(memory="paged_by_chunk", router="round_robin")
+    kind = draw(st.sampled_from(["plain", "plain", "pipeline", "ahead", "speculation", "decode"]))
+    is_ahead = kind == "ahead"
+    made = Scheduler(
+        memory="paged_by_chunk", router="round_robin", async_scheduling=is_ahead,
+        hide_host=is_ahead and draw(st.booleans()),
+    )  # fmt: skip
     budget = min(other.limits.max_num_batched_tokens, 128)  # the tokens that the tables have
-    limits = dataclasses.replace(other.limits, enable_prefix_caching=False, max_num_batched_tokens=budget)
-    tables = dataclasses.replace(cost_tables([2]), shared_s=draw(shared_seconds()))
-    return workload, dataclasses.replace(other, scheduler=made, limits=limits, parallel=Parallelism(), cost=tables)
+    limits = dataclasses.replace(other.limits, enable_prefix_caching=False, max_num_batched_tokens=max(budget, 48))
+    if is_ahead or kind == "speculation":
+        limits = dataclasses.replace(
+            limits, max_step_seqs=None, timeout_s=np.inf, prefix_cache="vllm", radix_eviction_policy="lru"
+        )
+    drafter = draw(st.sampled_from([Drafter(), Drafter(1.0, 1.0), Drafter(2.0, 0.5, cost_tables([2], scale=0.3))]))
+    stages = [1, 2] if kind == "pipeline" else [2]
+    one = dataclasses.replace(
+        other, scheduler=made, limits=limits, parallel=Parallelism(pp=len(stages)),
+        cost=dataclasses.replace(cost_tables(stages), shared_s=draw(shared_seconds())),
+        speculation=Speculation("mtp", 3, 1.0, drafter=drafter) if kind == "speculation" else None,
+    )  # fmt: skip
+    if kind == "decode":
+        decode = dataclasses.replace(
+            draw(decode_sides(one, ["round_robin"])), parallel=Parallelism(), batching="unified",
+            memory="paged_by_chunk", cost=dataclasses.replace(cost_tables([3]), shared_s=one.cost.shared_s),
+        )  # fmt: skip
+        one = dataclasses.replace(one, decode=decode)
+    return workload, one
 
 
 def in_ranks(deployment: Deployment, dp: int, replicas: int = 1, **changes: Any) -> Deployment:
-    return dataclasses.replace(deployment, parallel=Parallelism(replicas=replicas, dp=dp), **changes)
+    """The deployment with so many ranks, on both sides if it has a decode side."""
+    parallel = Parallelism(pp=len(deployment.cost.stage_layers), replicas=replicas, dp=dp)
+    if deployment.decode is not None:
+        changes["decode"] = dataclasses.replace(deployment.decode, parallel=Parallelism(dp=dp))
+    return dataclasses.replace(deployment, parallel=parallel, **changes)
+
+
+def sharing(deployment: Deployment, shared_s: np.ndarray) -> Deployment:
+    """The deployment whose ranks compute something together in such times, on all sides."""
+    decode = deployment.decode
+    if decode is not None:
+        decode = dataclasses.replace(decode, cost=dataclasses.replace(decode.cost, shared_s=shared_s))
+    return dataclasses.replace(deployment, cost=dataclasses.replace(deployment.cost, shared_s=shared_s), decode=decode)
 
 
 @LAW
@@ -62,8 +100,10 @@ def test_ranks_of_a_replica_start_and_end_their_steps_together(world, seed):
     for replica in range(deployment.parallel.replicas):
         own = steps.replica // dp == replica
         spans = np.unique(np.column_stack([steps.start_s[own], steps.end_s[own]]), axis=0)
-        assert (spans[1:, 0] >= spans[:-1, 1]).all()
-        ranks = np.column_stack([steps.replica[own], steps.start_s[own]])
+        in_flight = 2 if deployment.scheduler.async_scheduling else deployment.limits.max_in_flight
+        later = in_flight or len(deployment.cost.stage_layers)
+        assert (spans[later:, 0] >= spans[:-later, 1]).all()
+        ranks = np.column_stack([steps.replica[own], steps.start_s[own], steps.end_s[own]])
         assert len(np.unique(ranks, axis=0)) == len(ranks) or (spans[:, 0] == spans[:, 1]).any()
         of_ranks = slice(replica * dp, (replica + 1) * dp)
         assert len(set(records.totals.steps[of_ranks])) == 1, "dummy steps count, too"
@@ -91,12 +131,18 @@ class Watched(Reference):
         self.seen: list[tuple[float, float, float]] = []
 
     def _launch_together(self, ranks, steps):
-        own_s = [sum(rep.step_cost(step).stages_s) for rep, step in zip(ranks, steps, strict=True)]
-        tokens = sum(len(step.decodes) + step.prompt_tokens for step in steps)
+        working = [(rep, step) for rep, step in zip(ranks, steps, strict=True) if step.seqs]
+        in_flight, stage_free_s = len(ranks[0].flights), list(ranks[0].stage_free_s)
+        costs = [rep.step_cost(step, self._count_drafts(rep, step)) for rep, step in working]
+        drafter_s = self._shared_drafter_s([(rep.drafts, step) for rep, step in working])
+        shared_s = ranks[0].cost.shared_s(sum(step.decode_tokens + step.prompt_tokens for step in steps))
         super()._launch_together(ranks, steps)
-        ends_s = {step.end_s for step in steps if step.seqs}
-        assert len(ends_s) == 1
-        self.seen.append((max(own_s), ranks[0].cost.shared_s(tokens), ends_s.pop() - steps[0].start_s))
+        assert len({step.end_s for _, step in working}) == 1
+        assert len({len(rep.flights) for rep in ranks}) == 1
+        if in_flight == 0 and not ranks[0].s.params.hide_host:
+            own_s = sum(map(max, zip(*(cost.stages_s for cost in costs), strict=True)))
+            self.seen.append((own_s, sum(shared_s) + drafter_s, working[0][1].end_s - steps[0].start_s))
+        assert all(a >= b for a, b in zip(ranks[0].stage_free_s, stage_free_s, strict=True))
 
 
 @LAW
@@ -123,10 +169,9 @@ def test_ranks_with_equal_loads_are_one_rank(world, dp, seed):
     together = in_ranks(one, dp)
     if (shared := one.cost.shared_s) is not None:
         shared = np.resize(shared, 4 * 600)
-        one = dataclasses.replace(one, cost=dataclasses.replace(one.cost, shared_s=shared[::dp]))
-        together = in_ranks(one, dp, cost=dataclasses.replace(one.cost, shared_s=shared))
+        one, together = sharing(one, shared[::dp]), sharing(together, shared)
     a, b = simulate(workload, one, seed=seed).requests, simulate(many, together, seed=seed).requests
-    assert (b.replica[b.replica >= 0] == np.arange(len(many))[b.replica >= 0] % dp).all()
+    assert (b.replica[b.replica >= 0] % dp == np.arange(len(many))[b.replica >= 0] % dp).all()
     for column in ("scheduled_s", "first_token_s", "finished_s", "output_tokens", "preemptions", "status"):
         np.testing.assert_allclose(getattr(b, column), getattr(a, column)[copies], rtol=1e-9)
 
@@ -136,6 +181,7 @@ def test_ranks_with_equal_loads_are_one_rank(world, dp, seed):
 def test_ranks_without_work_change_nothing(world, dp, seed):
     """Their dummy steps compute no tokens: a rank beside them serves as if it were alone."""
     workload, one = world
+    assume(one.decode is None)
     made = dataclasses.replace(one.scheduler, router=to_the_first)
     a = simulate(workload, one, seed=seed)
     b = simulate(workload, in_ranks(one, dp, scheduler=made), seed=seed)
@@ -176,9 +222,10 @@ def test_the_use_of_hardware_counts_all_ranks():
 
 
 REFUSED = {
-    "pp = 1": lambda d: dataclasses.replace(d, cost=cost_tables([1, 1])),
-    "max_in_flight": lambda d: dataclasses.replace(d, limits=dataclasses.replace(d.limits, max_in_flight=2)),
-    "async_scheduling": lambda d: dataclasses.replace(d, scheduler=Scheduler(async_scheduling=True)),
+    "which counts rounds": lambda d: dataclasses.replace(
+        d, cost=cost_tables([1, 1]), scheduler=Scheduler(batching="rra(prefill_batch=1, decode_steps=1)")
+    ),
+    "partial tensor parallelism": lambda d: dataclasses.replace(d, cost=of_two_degrees(cost_tables([1, 1]), [0, 1])),
     "vllm_internal": lambda d: dataclasses.replace(d, scheduler=Scheduler(router="central")),
     "kv_offloading": lambda d: dataclasses.replace(
         d, limits=dataclasses.replace(d.limits, enable_prefix_caching=True, kv_offloading=KVOffloading(100.0))

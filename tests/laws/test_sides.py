@@ -41,7 +41,7 @@ def test_requests_and_tokens_are_conserved_over_both_sides(workload, deployment,
 @given(workloads(), disaggregated())
 def test_each_side_does_its_own_part(workload, deployment):
     records = run(workload, deployment)
-    r, steps, first = records.requests, records.steps, deployment.parallel.replicas
+    r, steps, first = records.requests, records.steps, deployment.parallel.ranks
     prefill = steps.replica < first
     assert (steps.decode_seqs[prefill] == 0).all()
     assert (steps.prefill_seqs[~prefill] == 0).all()
@@ -59,7 +59,7 @@ def test_each_side_does_its_own_part(workload, deployment):
 @given(workloads(), disaggregated())
 def test_no_side_holds_more_than_it_has(workload, deployment):
     steps, decode = run(workload, deployment).steps, deployment.decode
-    prefill = steps.replica < deployment.parallel.replicas
+    prefill = steps.replica < deployment.parallel.ranks
     for own, kv, limits in ((prefill, deployment.kv, deployment.limits), (~prefill, decode.kv, decode.limits)):
         assert (steps.kv_blocks[own] <= kv.num_blocks).all()
         assert (steps.kv_blocks[own] >= 1).all()
@@ -71,8 +71,8 @@ def test_no_side_holds_more_than_it_has(workload, deployment):
 @given(workloads(), disaggregated())
 def test_everything_is_free_at_the_end_of_both_sides(workload, deployment):
     state, decode = last_state(workload, deployment), deployment.decode
-    blocks = [deployment.kv.num_blocks] * deployment.parallel.replicas
-    blocks += [decode.kv.num_blocks] * decode.parallel.replicas
+    blocks = [deployment.kv.num_blocks] * deployment.parallel.ranks
+    blocks += [decode.kv.num_blocks] * decode.parallel.ranks
     np.testing.assert_array_equal(state.replicas["free_blocks"], blocks)
     for column in ("in_flight", "partials", "incoming"):
         assert (state.replicas[column] == 0).all()
@@ -98,8 +98,8 @@ def test_the_reference_accounts_for_every_block_of_both_sides(workload, deployme
 def test_time_goes_on_and_causes_come_first(workload, deployment):
     records = run(workload, deployment)
     r, steps, decode = records.requests, records.steps, deployment.decode
-    flights = [deployment.limits.max_in_flight or deployment.parallel.pp] * deployment.parallel.replicas
-    flights += [decode.limits.max_in_flight or decode.parallel.pp] * decode.parallel.replicas
+    flights = [deployment.limits.max_in_flight or deployment.parallel.pp] * deployment.parallel.ranks
+    flights += [decode.limits.max_in_flight or decode.parallel.pp] * decode.parallel.ranks
     for replica, most in enumerate(flights):
         start_s, end_s = (column[steps.replica == replica] for column in (steps.start_s, steps.end_s))
         assert (end_s > start_s).all()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from observers import LAW, run
-from worlds import async_worlds
+from worlds import async_worlds, overlapping_worlds
 
 from lengthwise.engine import deploy, simulate
 from lengthwise.policy import scheduler
@@ -43,7 +43,7 @@ def test_only_an_end_by_eos_wastes_a_token(world):
 
 
 @LAW
-@given(async_worlds(), st.booleans())
+@given(st.one_of(async_worlds(), overlapping_worlds()), st.booleans())
 def test_at_most_one_step_is_formed_ahead(world, hide_host):
     workload, deployment = world
     made = dataclasses.replace(deployment.scheduler, hide_host=hide_host)
@@ -55,7 +55,24 @@ def test_at_most_one_step_is_formed_ahead(world, hide_host):
 
 
 @LAW
-@given(async_worlds())
+@given(overlapping_worlds())
+def test_by_sglangs_rules_only_an_end_by_eos_wastes_a_token(world):
+    """Its next step may compute prompts, and then nothing is wasted."""
+    workload, deployment = world
+    limits = dataclasses.replace(deployment.limits, enable_prefix_caching=False)
+    by_entry = dataclasses.replace(deployment.scheduler.sglang, schedule_policy="fcfs")
+    made = dataclasses.replace(deployment.scheduler, sglang=by_entry)
+    records = run(workload, dataclasses.replace(deployment, limits=limits, scheduler=made))
+    requests = records.requests
+    assume(not requests.preemptions.any())
+    done = requests.status == Status.FINISHED
+    wasted = records.steps.decode_seqs.sum() - (requests.output_tokens[done] - 1).sum()
+    assert 0 <= wasted <= of_eos(workload, requests, deployment.max_model_len).sum()
+    assert records.steps.prefill_tokens.sum() == workload.prompt_tokens[done].sum()
+
+
+@LAW
+@given(st.one_of(async_worlds(), overlapping_worlds()))
 def test_one_request_at_a_time_takes_as_long_as_without(world):
     workload, deployment = world
     serial = Workload(
@@ -64,7 +81,8 @@ def test_one_request_at_a_time_takes_as_long_as_without(world):
         max_tokens=workload.output_tokens,
     )  # fmt: skip
     assume((serial.prompt_tokens + serial.output_tokens <= deployment.max_model_len).all())
-    limits = dataclasses.replace(deployment.limits, enable_prefix_caching=False)
+    has_tree = deployment.scheduler.sglang is not None and deployment.limits.enable_prefix_caching
+    limits = dataclasses.replace(deployment.limits, enable_prefix_caching=has_tree)
     plain = dataclasses.replace(deployment.scheduler, async_scheduling=False, hide_host=False)
     ahead = dataclasses.replace(deployment.scheduler, hide_host=False)
     one, other = (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from lengthwise.policy import known, named, scheduler
+from lengthwise.policy import known, named, resolve, scheduler
 from lengthwise.policy.contracts import PREFIX_ARGUMENTS
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Front, OtherDegree, grid_axis
 from lengthwise.schema.deployment import (
@@ -269,6 +269,19 @@ def sglang_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
 
 
 @st.composite
+def overlapping_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests that SGLang's rules schedule with overlap of steps, often with few blocks."""
+    workload, other = draw(sglang_worlds())
+    made = dataclasses.replace(other.scheduler, reserve=False, async_scheduling=True, hide_host=draw(st.booleans()))
+    host = draw(st.sampled_from([0.0, 1.0, 20.0]))  # 20: longer than a step takes on the GPU
+    cost = dataclasses.replace(other.cost, host_s=host * other.cost.host_s)
+    least = -(-other.max_model_len // other.kv.block_size) + draw(st.sampled_from([0, 1, 4]))
+    kv = dataclasses.replace(other.kv, num_blocks=draw(st.sampled_from([other.kv.num_blocks, least, least])))
+    limits = dataclasses.replace(other.limits, timeout_s=INFINITY, max_in_flight=None)
+    return workload, dataclasses.replace(other, scheduler=made, cost=cost, kv=kv, limits=limits)
+
+
+@st.composite
 def trtllm_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     """Requests on replicas that TensorRT-LLM's rules schedule, with any settings, rank and router."""
     policy, chunked = draw(st.sampled_from(CAPACITY_POLICIES)), draw(st.booleans())
@@ -481,23 +494,35 @@ def async_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
 
 @st.composite
 def rank_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
-    """Requests on one or two replicas of data-parallel ranks, scheduled by any rules but asynchronous ones."""
-    plain = st.tuples(workloads(), deployments())
-    any_rules = st.one_of(plain, plain, vllm_worlds(), priority_worlds(), hybrid_worlds())
-    workload, other = draw(st.one_of(any_rules, any_rules, sglang_worlds(), trtllm_worlds(), threshold_worlds()))
+    """Requests on one or two replicas of data-parallel ranks, scheduled by any rules, some in pipelines."""
+    kinds = {
+        "plain": st.tuples(workloads(), deployments()),
+        "rules": st.one_of(vllm_worlds(), priority_worlds(), hybrid_worlds(), sglang_worlds(), trtllm_worlds()),
+        "ahead": st.one_of(async_worlds(), threshold_worlds()),
+        "speculation": speculation_worlds(),
+    }
+    workload, other = draw(kinds[draw(st.sampled_from(sorted(kinds)))])
     router = other.scheduler.router
-    made = dataclasses.replace(
-        other.scheduler,
-        router="vllm_internal" if router == "central" else router,
-        async_scheduling=False,
-        hide_host=False,
-    )
-    tables = cost_tables([draw(st.integers(1, 3))], other.cost.rule.kind, additional=draw(st.booleans()))
+    made = dataclasses.replace(other.scheduler, router="vllm_internal" if router == "central" else router)
+    is_plain = not (made.engine_rules or made.async_scheduling or made.long_prefill_token_threshold)
+    has_stages = is_plain and other.speculation is None and other.kv.groups is None
+    layers = draw(st.lists(st.integers(1, 3), min_size=3, max_size=3))
+    stages = layers[: draw(st.integers(1, 3)) if has_stages else 1]
+    tables = cost_tables(stages, other.cost.rule.kind, additional=draw(st.booleans()))
     tables = dataclasses.replace(
-        tables, front=other.cost.front, masked_s=other.cost.masked_s, shared_s=draw(shared_seconds())
-    )
-    parallel = Parallelism(1, 1, draw(st.integers(1, 2)), dp=draw(st.integers(1, 4)))
-    return workload, dataclasses.replace(other, scheduler=made, parallel=parallel, cost=tables)
+        tables, front=other.cost.front, masked_s=other.cost.masked_s, shared_s=draw(shared_seconds()),
+        host_s=other.cost.host_s,
+    )  # fmt: skip
+    limits = other.limits
+    if has_stages:
+        limits = dataclasses.replace(limits, max_in_flight=draw(in_flight(made.batching)))
+    parallel = Parallelism(1, len(stages), draw(st.integers(1, 2)), dp=draw(st.integers(1, 4)))
+    return workload, dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables)
+
+
+def in_flight(batching: str) -> st.SearchStrategy[int | None]:
+    """Steps in flight of data-parallel ranks: one where the batching policy counts rounds."""
+    return st.just(1) if resolve("batching", batching).uses("phase_rounds") else st.none() | st.integers(1, 4)
 
 
 @st.composite

@@ -256,7 +256,7 @@ class Transfers:
         for storage in self.storages:
             storage.time = time
             # Else it looks for ended jobs a step later where the step before has stored blocks.
-            self.manager._processed_jobs_this_step = False
+            self.manager._processed_jobs_this_step = False  # noqa: SLF001 - vLLM's
         loaded = [number for number, (end_s, _) in self.loads.items() if end_s <= time]
         meta = OffloadingWorkerMetadata()
         for number in (*self.stores, *loaded):
@@ -264,7 +264,7 @@ class Transfers:
         requests = {self.loads.pop(number)[1] for number in loaded}
         if self.stores or requests:
             output = KVConnectorOutput(finished_recving=requests, kv_connector_worker_meta=meta)
-            self.made._update_from_kv_xfer_finished(output)
+            self.made._update_from_kv_xfer_finished(output)  # noqa: SLF001 - vLLM's
         self.stores = []
 
 

@@ -121,6 +121,7 @@ def world(model, asynchronous, seed, exact=True, **settings):
         for name, one in everyone.items()
         if name not in aborted
     }
+    registry = made.lengthwise.registry if made.lengthwise else None
     return {
         "ordered": made.lengthwise is not None,
         "wrong": sorted(name for name, right in complete.items() if not right),
@@ -128,7 +129,7 @@ def world(model, asynchronous, seed, exact=True, **settings):
         "finished": len(set(finished) - aborted),
         "expected": len(complete),
         "preemptions": sum(one.num_preemptions for one in everyone.values()),
-        "cuts": sum(one.preemptions for one in made.lengthwise.registry._entries.values()) if made.lengthwise else 0,
+        "cuts": sum(registry.entry(one).preemptions for one in everyone.values()) if registry else 0,
         "margin": made.lengthwise.gate.margin if made.lengthwise and made.lengthwise.gate else 0.0,
         "free_blocks": made.kv_cache_manager.block_pool.get_num_free_blocks(),
     }

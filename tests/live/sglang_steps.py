@@ -515,7 +515,7 @@ def end_step(made):
             pool.resize(q, 0)
             pool.rows += 1
     chunked = made.chunked_req
-    if not tree.disable and chunked is not None and chunked.extend_end > chunked.prefix_len:
+    if not (tree.disable or made.enable_overlap) and chunked is not None and chunked.extend_end > chunked.prefix_len:
         made.stash_chunked_request(chunked)  # SGLang does so when it forms the next step.
 
 

@@ -17,8 +17,7 @@ from plugin_engines import ROOT
 from radix_steps import signature
 
 from lengthwise.engine import deploy
-from lengthwise.engine._reference_sglang import SglangLimits, SglangReplica, shuffle_key
-from lengthwise.engine._reference_state import RADIX_ORDERS, BlockPool, Request, RulesState, Step, Wait
+from lengthwise.engine._reference_state import RADIX_ORDERS
 from lengthwise.engine.prefix_nodes import prefix_nodes
 from lengthwise.engine.reference import Reference
 from lengthwise.engine.setup import prepare
@@ -30,6 +29,7 @@ from lengthwise.schema.deployment import (
     Scheduler,
     SglangSettings,
 )
+from lengthwise.schema.records import Status
 from lengthwise.schema.workload import SharedPrefixes, Workload
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -68,7 +68,7 @@ def world(seed):
         "max_prefill_tokens": int(rng.integers(40, 400)), "mixed": bool(chunk is not None and rng.random() < 0.4),
         "conservativeness": float(rng.choice([0.0, 0.1, 0.3, 1.0, 1.6])),
         "policy": str(rng.choice([one for one in SCHEDULE_POLICIES if cached or one not in PREFIX_POLICIES])),
-        "requests": requests, "overlap": bool(not cached and rng.random() < 0.5), "clip": int(rng.choice([20, 4096])),
+        "requests": requests, "overlap": bool(rng.random() < 0.5), "clip": int(rng.choice([20, 4096])),
         "cached": cached, "eviction": str(rng.choice(["lru", "lru", *RADIX_EVICTION_POLICIES])),
         "max_matched": int(rng.choice([3, 128])), "in_batch_tokens": size * int(rng.integers(1, 5)),
         "shuffle_seed": int(np.random.default_rng(SEED).integers(2**31)),
@@ -112,14 +112,17 @@ class Sharing:
 
 
 class Recorder(Reference):
-    """Records every step as ``sglang_steps.py`` prints it."""
+    """Records every step that is formed as ``sglang_steps.py`` prints it, until all requests have ended.
+
+    ``entered`` are the numbers of the steps before which the requests entered the queue.
+    """
 
     def __init__(self, setup, one):
         super().__init__(setup)
         (rep,), names = self.replicas, ("max_matched", "in_batch_tokens")
         own = {name: one[name] for name in names} | {"clip_tokens": one["clip"]}
         rep.sglang.limits = dataclasses.replace(rep.sglang.limits, **own)
-        self.lines, self.retracted, self.one = [], [], one
+        self.lines, self.retracted, self.entered, self.one = [], [], [], one
         if one["cached"]:
             size = one["page_size"]
             self.tokens = {
@@ -127,7 +130,6 @@ class Recorder(Reference):
                 for i, tokens in enumerate(one["tokens"])
                 for k, node in enumerate(setup.nodes.of(i).tolist())
             }
-        self.memory = self.state()
 
     def state(self):
         """What a line has of the memory after a step."""
@@ -145,39 +147,34 @@ class Recorder(Reference):
         super()._preempt(rep, step, q)
         self.retracted.append(q.index)
 
-    def _launch(self, rep, step):
-        super()._launch(rep, step)
-        while len(self.lines) < step.start_s:
-            self.add(["idle", [], [], None, rep.sglang.ratio.initial])
-        self.lines.append(line(step, self.retracted, None, rep.sglang.ratio.now))
+    def _enqueue(self, queue, q, now):
+        super()._enqueue(queue, q, now)
+        if q.index == len(self.entered):
+            self.entered.append(len(self.lines))
+
+    def _form(self, rep, now):
+        self.note_memory()
+        step = super()._form(rep, now)
+        if (self.results["status"] != Status.FINISHED).any():
+            kind = ("mixed" if step.decodes else "prefill") if step.prompts else "decode" if step.decodes else "idle"
+            tokens = [[q.index, count] for q, count in step.prompts] + [[q.index, 1] for q in step.decodes]
+            self.lines.append([kind, tokens, self.retracted, rep.sglang.ratio.now])
         self.retracted = []
+        return step
 
-    def _end_step(self, rep, now):
-        has_ended = super()._end_step(rep, now)
-        if has_ended:
-            self.memory = self.state()
-            self.add(self.lines.pop())
-        return has_ended
-
-    def add(self, one):
-        free_tokens, tree = self.memory
-        self.lines.append([*one[:3], free_tokens, one[4], *tree])
-
-
-def line(step, retracted, free_tokens, ratio):
-    """A step as ``sglang_steps.py`` prints it."""
-    kind = ("mixed" if step.decodes else "prefill") if step.prompts else "decode" if step.decodes else "idle"
-    tokens = [[q.index, count] for q, count in step.prompts] + [[q.index, 1] for q in step.decodes]
-    return [kind, tokens, retracted, free_tokens, ratio]
+    def note_memory(self):
+        """Add the memory to the last step's line, once the step before it (with overlap) or the step has ended."""
+        if self.lines and len(self.lines[-1]) == 4:
+            free_tokens, tree = self.state()
+            self.lines[-1][3:3] = [free_tokens]
+            self.lines[-1] += tree
 
 
 def own_steps(one):
     """The steps of the reference engine, each of one second, and how many requests found a prefix.
 
-    With overlap, the steps are those of its rules.
+    The requests of the world then arrive by numbers of steps, as SGLang's functions take them.
     """
-    if one["overlap"]:
-        return overlapping_steps(one), 0
     arrival, prompt, output, cap, exact = (np.array(column) for column in zip(*one["requests"], strict=True))
     chunk, tokens = one["chunked_prefill_size"], one["pages"] * one["page_size"]
     limits = EngineLimits(
@@ -190,7 +187,7 @@ def own_steps(one):
     )
     made = deploy(
         "llama-3.1-8b", "H100", limits=limits, num_blocks=one["pages"],
-        scheduler=Scheduler("queue_order", sglang=settings),
+        scheduler=Scheduler("queue_order", sglang=settings, async_scheduling=one["overlap"]),
     )  # fmt: skip
     free = {
         f.name: getattr(made.cost, f.name) * 0.0
@@ -210,51 +207,10 @@ def own_steps(one):
         setup = dataclasses.replace(setup, nodes=prefix_nodes(prompt, output, shared, one["page_size"]))
     engine = Recorder(setup, one)
     engine.run()
+    engine.note_memory()
+    for request, number in zip(one["requests"], engine.entered, strict=True):
+        request[0] = number
     return engine.lines, int((engine.results["cached_tokens"] > 0).sum())
-
-
-def overlapping_steps(one):
-    """The steps of a world by the rules of the reference engine, each of which ends when the next one is formed."""
-    pool, waiting, retracted = BlockPool(one["pages"]), [], []
-
-    def release(q):
-        pool.release((), q.blocks)
-        q.blocks = q.rules.kv_tokens = 0
-
-    def preempt(_step, q):
-        release(q)
-        retracted.append(q.index)
-        waiting.append(q)
-
-    replica = SglangReplica(
-        SglangLimits(
-            one["page_size"], one["max_num_seqs"], one["max_prefill_tokens"], one["chunked_prefill_size"], one["mixed"],
-            one["conservativeness"], one["clip"], one["policy"],
-        ),
-        pool, waiting, lambda: None, preempt,
-        shuffle_key=lambda number, q: shuffle_key(one["shuffle_seed"], 0, number, q.index),
-    )  # fmt: skip
-    requests = [
-        Request(i, arrival, prompt, output, Wait(arrival), rules=RulesState(cap, exact))
-        for i, (arrival, prompt, output, cap, exact) in enumerate(one["requests"])
-    ]
-    lines, last = [], None
-    while any(q.generated < q.output for q in requests):
-        waiting += [q for q in requests if q.arrival_s == len(lines)]
-        step, unfinished = Step(0.0), replica.chunked
-        replica.form(step)
-        lines.append(line(step, retracted[:], None, replica.ratio.now))
-        retracted.clear()
-        if last is not None:
-            staying = [q for q, _ in last.prompts if q is not unfinished] + last.decodes
-            for q in [q for q in staying if q.rules.kv_tokens]:
-                q.generated += 1
-                if q.generated == q.output:
-                    release(q)
-            replica.end(last)
-        lines[-1][3] = replica.free_tokens
-        last = step
-    return lines
 
 
 def sglang_steps(worlds, python):
@@ -274,18 +230,20 @@ def compared(seeds, python):
     """Compare all steps of random worlds. Return the counts of kinds and retractions, and the steps that differ."""
     worlds = [world(seed) for seed in seeds]
     counts, different = Counter(), []
-    for seed, one, expected in zip(seeds, worlds, sglang_steps(worlds, python), strict=True):
-        own, hits = own_steps(one)
+    simulated = list(map(own_steps, worlds))
+    for seed, one, (own, hits), expected in zip(seeds, worlds, simulated, sglang_steps(worlds, python), strict=True):
         if isinstance(expected[-1], str):  # From here on SGLang computes a prompt incompletely, or it has stopped.
-            own = own[: len(expected[:-1])]
+            del own[len(expected) - 1 :]
             counts[expected.pop()] += 1
-        for number, (found, of_sglang) in enumerate(zip_longest(own, expected)):
-            if found != of_sglang:
-                different.append((seed, number, found, of_sglang))
+        for number, (own_line, of_sglang) in enumerate(zip_longest(own, expected)):
+            if own_line != of_sglang:
+                different.append((seed, number, own_line, of_sglang))
         counts += Counter(line[0] for line in expected)
         counts["retractions"] += sum(len(line[2]) for line in expected)
         counts["steps"] += len(expected)
         counts["cached_steps"] += len(expected) * one["cached"]
+        counts["overlapping_steps"] += len(expected) * one["overlap"]
+        counts["overlapping_cached_steps"] += len(expected) * one["overlap"] * one["cached"]
         counts[f"{one['policy']}_steps"] += len(expected)
         counts["prefixes_found"] += hits
     return counts, different
@@ -295,6 +253,6 @@ def test_every_step_is_that_of_sglang(engine_python):
     counts, different = compared(range(WORLDS), engine_python)
     assert not different[:1]
     assert counts["steps"] > 50 * WORLDS
-    kinds = ("prefill", "mixed", "decode", "idle", "retractions", "prefixes_found", "cached_steps")
+    kinds = ("prefill", "mixed", "decode", "idle", "retractions", "prefixes_found", "overlapping_cached_steps")
     assert min(counts[kind] for kind in kinds) > WORLDS / 2, counts
     assert min(counts[f"{policy}_steps"] for policy in SCHEDULE_POLICIES) > WORLDS, counts

@@ -269,7 +269,7 @@ def test_campaign_ends_where_the_device_does_and_resumed_leaves_the_culprit_out(
 
 
 def test_collectives_of_gpus_are_timed_between_events_the_slowest_rank_counts():
-    from lengthwise.measure.operators import _collective_worker
+    from lengthwise.measure.operators import collective_worker
 
     done = []
     torch = fake_torch()
@@ -280,7 +280,7 @@ def test_collectives_of_gpus_are_timed_between_events_the_slowest_rank_counts():
             record=lambda: done.append("event"), synchronize=lambda: None, elapsed_time=lambda _: 2.0
         )
 
-    torch.cuda.Event, torch.cuda._sleep = event, lambda _: done.append("sleep")
+    torch.cuda.Event, torch.cuda._sleep = event, lambda _: done.append("sleep")  # noqa: SLF001 - torch's
     torch.tensor = lambda values, **_: SimpleNamespace(values=values, tolist=lambda: [3 * v for v in values])
     torch.float64 = None
     reduced = []
@@ -289,8 +289,8 @@ def test_collectives_of_gpus_are_timed_between_events_the_slowest_rank_counts():
         all_reduce=lambda tensor, op: reduced.append((tensor.values, op)),
         ReduceOp=SimpleNamespace(MAX="max"),
     )
-    reported = _collective_worker.by_events(torch, dist, lambda: done.append("call"), 2)
-    calls = _collective_worker.CALLS
+    reported = collective_worker.by_events(torch, dist, lambda: done.append("call"), 2)
+    calls = collective_worker.CALLS
     one = ["barrier", "sleep", "call", "event", *["call"] * calls, "event"]
     assert done == one * 2
     assert reduced == [([2e-3 / calls] * 2, "max")]

@@ -1,5 +1,6 @@
 import builtins
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from lengthwise.predict import Prompts, Samples
 from lengthwise.predict.contract import with_output
-from lengthwise.predict.encoder import PACKAGE, Encoder, SentenceEncoder, _load_encoder, encoder_folder
+from lengthwise.predict.encoder import PACKAGE, Encoder, SentenceEncoder, encoder_folder
 from lengthwise.predict.lexical_model import PrincipalAxes, drawn_windows
 from lengthwise.predict.serialization import load, save
 from lengthwise.schema.errors import InputError, MissingExtraError
@@ -312,7 +313,7 @@ def test_without_an_encoder_the_error_names_what_to_install(monkeypatch):
         Encoder().fit(known_samples(8))
 
 
-def test_without_the_extra_the_error_names_it(monkeypatch, small):
+def test_without_the_extra_the_error_names_it(monkeypatch, small, tmp_path):
     real = builtins.__import__
 
     def absent(name, *given):
@@ -320,10 +321,10 @@ def test_without_the_extra_the_error_names_it(monkeypatch, small):
             raise ImportError(name)
         return real(name, *given)
 
-    _load_encoder.cache_clear()
+    shutil.copytree(small, tmp_path, dirs_exist_ok=True)  # a folder that was loaded before needs no package again
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(MissingExtraError, match=r"lengthwise\[predict\]"):
-        SentenceEncoder(small)
+        SentenceEncoder(tmp_path)
 
 
 def test_another_encoder_than_the_trained_one_is_refused(learnt, small, tmp_path):

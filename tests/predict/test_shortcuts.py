@@ -48,14 +48,13 @@ def test_requested_counts_are_found_word_by_word(text: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
-def test_trees_that_decide_at_once_reach_the_leaves_of_those_that_are_walked(depth: int, monkeypatch) -> None:
+def test_trees_that_decide_at_once_reach_the_leaves_of_those_that_are_walked(depth: int) -> None:
     rng, nodes = np.random.default_rng(depth), 2**depth - 1
     threshold = np.where(rng.random((40, nodes)) < 0.2, np.inf, rng.normal(size=(40, nodes)))
     trees = t.Trees(0.5, rng.integers(0, 9, (40, nodes)).astype(np.int32), threshold, rng.normal(size=(40, nodes + 1)))
     x = rng.normal(size=(300, 9)).round(1)
     x[::7, 3] = np.nan
     quick = np.concatenate([trees.predict(x[i : i + 3]) for i in range(0, 300, 3)])
-    monkeypatch.setattr(t, "_FEW_ROWS", 0)
     assert quick.tobytes() == trees.predict(x).tobytes()
 
 

@@ -11,7 +11,8 @@ import sys
 import pytest
 from driving import assert_fetches_nothing, without_plotly
 
-from lengthwise.report import write_search_html
+from lengthwise.report import rounded, write_search_html
+from lengthwise.report.formatting import span
 from lengthwise.report.search import INFINITE, SHOWN, finite_number, load_curve, usd_per_thousand
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.schema.estimate import Estimate
@@ -56,6 +57,44 @@ def test_the_answer_its_price_and_its_rivals_are_on_the_page(studies, page) -> N
     assert "16 candidates: 10 ranked or scouted, 2 pruned" in card
     assert "1.31 \N{MULTIPLICATION SIGN}" in page
     assert "breaks a limit" in page
+
+
+def with_kind(study: Study, **settings) -> Study:
+    """The study of the best configuration with other settings, and with the tokens of its requests."""
+    first, *others = study.plans[0].choices
+    values = first.at.values | {"output_tokens_per_s": Estimate(150 * first.at.value("requests_per_s"))}
+    at = dataclasses.replace(first.at, values=values)
+    points = tuple(at if one == first.at else one for one in first.points)
+    capacity = Estimate(1.2 * at.rate_rps, 0.3 * at.rate_rps, 0.6 * at.rate_rps, 2.4 * at.rate_rps)
+    first = dataclasses.replace(first, settings=settings, at=at, points=points, capacity_rps=capacity)
+    plan = dataclasses.replace(study.plans[0], choices=(first, *others), metadata={"gpu": "H100"})
+    return dataclasses.replace(study, plans=(plan,))
+
+
+@pytest.mark.parametrize(
+    ("settings", "hardware"),
+    [
+        ({}, "{} \N{MULTIPLICATION SIGN} H100"),
+        ({"deployment.gpu": "L40S"}, "{} \N{MULTIPLICATION SIGN} L40S"),
+        ({"deployment.gpu": "folder/own.toml"}, "{} \N{MULTIPLICATION SIGN} own"),
+        ({"deployment.gpu": "H100", "deployment.decode.gpu": "L40S"}, "{}"),  # the name has both
+        ({"deployment.groups": '[{"gpu": "H100", "replicas": 1}, {"gpu": "L40S", "replicas": 2}]'}, "{}"),
+    ],
+)
+def test_a_card_names_the_gpu_and_the_price_of_tokens_at_the_capacity(studies, tmp_path, settings, hardware) -> None:
+    study = with_kind(studies.study(plans=1), **settings)
+    best = study.plans[0].best
+    write_search_html(tmp_path / "study.html", study)
+    page = (tmp_path / "study.html").read_text()
+    card = re.search(r'<article class="card answer">.*?</article>', page, re.DOTALL)[0]
+    assert f">{hardware.format(best.gpus)}<" in card
+    usd = best.price_per_hour_usd / 3600 / best.capacity_rps.value / 150 * 1e6
+    assert "Per M output tokens, at the capacity" in card
+    # a quarter of sampling error; half and twice the rate by the cost model's error
+    value, half = rounded(usd, usd / 4)
+    assert f"{value} \N{PLUS-MINUS SIGN} {half} ({span(usd / 2, usd * 2)})" in card
+    made = drawn(page)["plans"][0]
+    assert not any("Per M output" in one["label"] and "rate" not in one["label"] for one in made["metrics"])
 
 
 def test_a_capacity_is_apart_from_the_rate_of_the_metrics(studies, tmp_path) -> None:

@@ -35,7 +35,8 @@ def test_the_question_the_ranking_and_the_reasons_fit(studies, width) -> None:
     best, message = plan.best, flat(text)
     assert "chat: toy-7b; chat <i>&</i>; TTFT p90 ≤ 2 s, TBT p99 ≤ 80 ms; Requests per dollar" in message
     assert f"{best.objective.value:,.0f} ± 9".replace(" ", "\N{NO-BREAK SPACE}") in text or "± 9" in message
-    assert f"Best: {best.name} \N{MIDDLE DOT} It needs the fewest GPUs for a rate." in message
+    kind = f"{best.gpus} \N{MULTIPLICATION SIGN} {best.settings['deployment.gpu']}"
+    assert f"Best: {best.name} ({kind}) \N{MIDDLE DOT} It needs the fewest GPUs for a rate." in message
     assert "Decoding reads the weights: bound by memory bandwidth." in message
     assert "4 \N{MULTIPLICATION SIGN} weights do not fit: the weights need 61.2 GB" in message
     assert "16 candidates: 10 ranked or scouted, 2 pruned (12 %), 4 rejected; 10 of them simulated." in message

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lengthwise.schedule import Controls, Estimator, Strategy, TaskLengths
-from lengthwise.schedule._kernel import largest_excess, pace_factor, presence
+from lengthwise.schedule.kernel import largest_excess, pace_factor, presence
 
 
 @pytest.mark.parametrize("isolated", [False, True])

@@ -16,7 +16,7 @@ from lengthwise.schema.cost_tables import PartError
 from lengthwise.schema.estimate import DrawnEstimate, Estimate
 from lengthwise.schema.plan import Choice, Limit, Status
 from lengthwise.search.capacity_search import Capacity, Effort, scout, with_model_error
-from lengthwise.search.configuration_search import _advantages, losses, separated
+from lengthwise.search.configuration_search import advantages, losses, separated
 from lengthwise.search.limits import SloLimits
 from lengthwise.search.load import Load
 from lengthwise.search.space import Space
@@ -65,7 +65,7 @@ def test_advantages_have_no_loss_of_zero_and_count_whole_gpus() -> None:
         made = [
             Choice(str(n), str(n), {"engine.max_num_seqs": n}, 1, 1.0, Status.RANKED, objective=e) for n, e in pairs
         ]
-        [text] = _advantages(made, axes, question(name, rate_rps=1.0))
+        [text] = advantages(made, axes, question(name, rate_rps=1.0))
         return text.partition("another value, 64, ")[2]
 
     dollars, gpus = "requests_per_dollar", "fewest_gpus"

@@ -9,12 +9,14 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from market import SMALL, THREE, TTFT, Build, Chat, ask, bench, question
 
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Limit, Status
+from lengthwise.schema.plan import Choice, Limit, Shift, Status
 from lengthwise.search import workers
-from lengthwise.search.configuration_search import Options, _advantages
+from lengthwise.search.configuration_search import Options, advantages, monotone
 from lengthwise.search.limits import OBJECTIVES, Question
 from lengthwise.search.space import Space
 from lengthwise.search.store import Store
@@ -196,10 +198,10 @@ def test_settings_are_compared_on_the_same_hardware():
 
     choices = [choice("H100", 2, 100.0), choice("H200", 4, 99.5), choice("H100", 4, 60.0)]
     axes = {"deployment.gpu": ("H100", "H200"), "deployment.tp": (2, 4)}
-    gpu, tp = _advantages(choices, axes, question())
+    gpu, tp = advantages(choices, axes, question())
     assert gpu == "gpu = H100: the best configuration with another value, H200 tp4, does not differ significantly."
     assert tp.startswith("tp = 2: the best configuration with another value on H100, H100 tp4, has 40% (38% to 42%)")
-    assert len(_advantages(choices[:2], axes, question())) == 1  # no other tp ran on an H100
+    assert len(advantages(choices[:2], axes, question())) == 1  # no other tp ran on an H100
 
 
 def test_without_a_feasible_choice_there_is_no_best():
@@ -231,7 +233,27 @@ def test_other_bounds_of_a_limit_are_reported_and_the_requested_one_gives_the_be
     assert posted.objective == pytest.approx(plan.best.objective.value)
     objectives = [shift.objective for shift in plan.shifts if not math.isnan(shift.objective)]
     assert objectives[0] <= objectives[-1]
-    assert all(a <= 1.05 * b for a, b in itertools.pairwise(objectives))
+    assert all(a <= b for a, b in itertools.pairwise(objectives))
+
+
+FACTORS = (0.5, 0.7, 1.0, 1.5, 2.0)
+
+
+@given(st.lists(st.just(math.nan) | st.floats(0, 100), min_size=5, max_size=5))
+def test_a_looser_bound_never_looks_worse_than_a_tighter_one(found):
+    found[2] = 50.0  # of the requested bound, which is known exactly
+    shifts = {f: Shift("ttft.p90", 2 * f, f"{f:g}", value) for f, value in zip(FACTORS, found, strict=True)}
+    of = dict(shifts)
+    made = monotone(shifts, question())
+    assert [one.bound for one in made] == [2 * f for f in FACTORS]
+    assert made[2] == of[1.0]
+    values = [-math.inf if math.isnan(one.objective) else one.objective for one in made]
+    assert values == sorted(values)
+    for factor, one in zip(FACTORS, made, strict=True):
+        source = of[float(one.choice)]  # a configuration keeps its own result
+        assert one.objective == source.objective or (math.isnan(one.objective) and math.isnan(source.objective))
+        if one.choice != f"{factor:g}":
+            assert (float(one.choice) < factor) == (factor > 1)  # from the side of the requested bound
 
 
 @pytest.mark.slow

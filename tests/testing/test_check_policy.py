@@ -163,8 +163,8 @@ def test_a_violated_bound_would_be_detected(monkeypatch):
     plain = {id(world.workload): world for world in tried}
     monkeypatch.setattr(
         policies,
-        "_run",
-        lambda _, world: simulate(world.workload, plain[id(world.workload)].deployment, engine="reference"),
+        "simulate",
+        lambda workload, _, **options: simulate(workload, plain[id(workload)].deployment, **options),
     )
     with pytest.raises(AssertionError, match="no later arrival may overtake a request"):
         policies.waiting_is_bounded(chosen, tried)

@@ -17,9 +17,9 @@ from lengthwise import measure
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.schema.app import ModelPlan
 from lengthwise.usecases.app_profile_measurement import (
-    _bench,
-    _loads,
+    bench_without_disturbance,
     calibrate_replica,
+    calibration_loads,
     concurrencies,
     jct_errors,
     require_improvement,
@@ -37,7 +37,7 @@ def test_concurrencies_are_one_some_and_all():
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 4, 64])
 def test_loads_have_lengths_of_the_sample_within_what_the_model_takes(max_num_seqs):
-    loads = list(_loads(max_num_seqs, LENGTHS, 40, seed=3))
+    loads = list(calibration_loads(max_num_seqs, LENGTHS, 40, seed=3))
     assert [load.concurrency for load in loads] == list(concurrencies(max_num_seqs))
     pairs = set(zip(*(column.tolist() for column in LENGTHS), strict=True))
     for load in loads:
@@ -47,7 +47,7 @@ def test_loads_have_lengths_of_the_sample_within_what_the_model_takes(max_num_se
         assert set(own) <= pairs
         assert load.output_tokens.min() >= 2
     assert sum(len(load) for load in loads) >= 100
-    again = list(_loads(max_num_seqs, LENGTHS, 40, seed=3))
+    again = list(calibration_loads(max_num_seqs, LENGTHS, 40, seed=3))
     assert all((a.prompt_tokens == b.prompt_tokens).all() for a, b in zip(loads, again, strict=True))
 
 
@@ -61,8 +61,8 @@ def test_a_load_is_sent_again_while_the_client_is_disturbed(tmp_path, monkeypatc
         return SimpleNamespace(metadata={"client": client}, warnings=())
 
     monkeypatch.setattr(measure, "bench", bench)
-    load = next(_loads(1, LENGTHS, 40, seed=3))
-    _bench(Server("http://127.0.0.1:1"), load, space().deployment(ModelPlan(0, GPU)), seed=3)
+    load = next(calibration_loads(1, LENGTHS, 40, seed=3))
+    bench_without_disturbance(Server("http://127.0.0.1:1"), load, space().deployment(ModelPlan(0, GPU)), seed=3)
     assert len(calls) == sent
 
 

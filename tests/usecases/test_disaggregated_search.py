@@ -123,10 +123,13 @@ def test_fill_counts_the_gpus_of_all_data_parallel_ranks():
     found = requested(TEXT, "search.max_gpus=8", "search.space.dp=[1, 4]", "search.space.tp=[2]").candidates()
     alone = {one["deployment.dp"]: one[COUNTS[0]] for one in found if not one["deployment.disaggregate"]}
     assert alone == {1: 4, 4: 1}
+    wide = requested(TEXT, "search.max_gpus=8", "search.space.decode.dp=[4]").candidates()
+    assert {(one[COUNTS[0]], one[COUNTS[1]]) for one in wide if one["deployment.disaggregate"]} == {(4, 1)}
+    assert "decode dp4" in names_of([*wide, {**wide[-1], "deployment.decode.dp": 2}])[len(wide) - 1]
 
 
 def test_one_search_ranks_data_parallel_ranks_and_separate_replicas():
-    """Ranks with a decode side are no configuration; the others have bounds."""
+    """Ranks are on both sides, unless the decode side has a number of its own."""
     space = """
     [[search.any_of]]
     dp = 4
@@ -141,16 +144,14 @@ def test_one_search_ranks_data_parallel_ranks_and_separate_replicas():
     decode.replicas = 1
     """
     text = TEXT[: TEXT.index("[search.space]")].replace("llama-3-8b", "gpt-oss-20b") + space
-    one = requested(text)
+    one = requested(text, "search.max_gpus=8")
     found = {}
     for settings in one.candidates():
         task = Task("bound", Choice("one", "", settings, 0, 0.0, Status.PRUNED))
         found[settings["deployment.dp"], settings["deployment.disaggregate"]] = one.bench(task)
-    assert found[4, True].status is Status.REJECTED
-    assert "dp is not modelled with a decode side yet" in found[4, True].exclusion.reason
-    for dp, is_split in ((4, False), (1, True)):
-        assert found[dp, is_split].status is Status.PRUNED
-        assert found[dp, is_split].gpus == 4
+    for choice in found.values():
+        assert choice.status is Status.PRUNED
+    assert {key: choice.gpus for key, choice in found.items()} == {(4, False): 4, (4, True): 8, (1, True): 4}
 
 
 def test_a_search_at_a_rate_tries_all_numbers_up_to_the_budget():

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise import config, engine
+from lengthwise import catalog, config, engine
 from lengthwise.config.workload import read_trace
 from lengthwise.engine.step_time import step_time
 from lengthwise.policy import scheduler
+from lengthwise.report.kv import write_kv_html
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import After, SharedPrefixes, Workload
@@ -474,3 +475,104 @@ def test_storage_alone_can_have_a_price():
     found = study(variant, [0.5])
     assert (found.usd_per_gb_hour, found.storage_usd_per_hour) == (0, 0.06)
     assert all(np.isfinite(one.net_usd_per_hour.value) for one in found.sizes if one.name != "GPU pool")
+
+
+IN_GROUPS = """
+[workload]
+prompt = 60
+output = 40
+num_requests = 40
+session_rate = 2
+[workload.groups]
+count = 3
+system_prompt = 300
+[workload.sessions]
+turns = 3
+think_time = "5s"
+[deployment]
+model = "gpt-oss-20b"
+gpu = "A100-80GB"
+num_blocks = 300
+[engine]
+enable_prefix_caching = true
+max_num_batched_tokens = 256
+max_model_len = 1200
+[run]
+seeds = 2
+"""
+"""A window of 128 tokens in half of the layers: two groups."""
+
+
+def simulated_share(variant, blocks):
+    """The mean share of prompt tokens that the engine finds with a pool of so many blocks."""
+    made = replace(variant.deployment, kv=replace(variant.deployment.kv, num_blocks=blocks))
+    runs = [engine.simulate(variant.workload(seed), made, seed=seed).requests for seed in (0, 1)]
+    return np.mean([r.cached_tokens.sum() / r.prompt_tokens.sum() for r in runs])
+
+
+@pytest.mark.parametrize(
+    ("changes", "groups"),
+    [
+        ([], (1, 1)),
+        (["deployment.model=llama-4-scout", "deployment.tp=4", "deployment.gpu=H200"], (1, 3)),
+        (["deployment.replicas=3", "workload.num_requests=90"], (1, 1)),
+        (["deployment.model=qwen3-next-80b-a3b", "deployment.tp=2", "deployment.gpu=H200"], (1, 3)),
+    ],
+    ids=["windows", "chunks", "replicas", "states"],
+)
+def test_kv_cache_groups_have_the_bytes_and_hits_of_the_simulation(tmp_path, changes, groups):
+    (variant,) = build(config.loads(IN_GROUPS, overrides=changes))
+    found, kv = study(variant), variant.deployment.kv
+    assert (kv.groups.full, kv.groups.local) == groups
+    pool = next(size for size in found.sizes if size.name == "GPU pool")
+    assert (pool.blocks, pool.tokens) == (kv.num_blocks, kv.kv_tokens(1200))
+    assert pool.gb * 1e9 == pytest.approx(kv.num_blocks * kv.kv_bytes_per_block * variant.deployment.parallel.tp)
+    sizes = [*found.sizes, *found.curve[4:]]
+    assert len({size.blocks for size in sizes if size.blocks >= kv.longest_blocks(1200)}) > 5
+    for size in sizes:
+        if size.blocks >= kv.longest_blocks(1200):
+            assert size.token_share.value == pytest.approx(simulated_share(variant, size.blocks), abs=1e-12)
+    assert {size.blocks for size in found.sizes} < {size.blocks for size in found.curve}
+    write_kv_html(tmp_path / "kv.html", found)
+    assert "Simulations of the deployment with a GPU pool" in (tmp_path / "kv.html").read_text()
+    every = next(size for size in found.sizes if size.name == "all blocks")
+    unlimited = simulated_share(variant, 10 * every.blocks)
+    assert every.token_share.value == pytest.approx(unlimited, abs=1e-12)
+    assert found.found.unlimited.value == pytest.approx(unlimited, abs=1e-12)
+    assert found.curve[0].token_share.value < unlimited
+
+
+def test_a_hybrid_model_without_its_cache_is_studied_with_it():
+    (on,), (off,) = (
+        build(config.loads(IN_GROUPS, overrides=[f"engine.enable_prefix_caching={value}"]))
+        for value in ("true", "false")
+    )
+    found, without = study(on), study(off)
+    assert without.sizes == found.sizes
+    assert "enable_prefix_caching is false here" in without.notes[0]
+    assert without.notes[1:] == found.notes
+    assert "gpt-oss-20b form KV cache groups" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"prompts_only": True}, "--prompts-only needs memory behind the GPU pool.*Set engine.kv_offloading.size_gb"),
+        ({"prices": Prices(0.01)}, "--memory-price needs memory behind the GPU pool.*or leave --memory-price out"),
+        ({"memory_gb": [0.001]}, "--memory must hold the longest request; it is 0.001 GB. Give at least 0.0"),
+    ],
+)
+def test_what_kv_cache_groups_do_not_have_is_refused(arguments, words):
+    (variant,) = build(config.loads(IN_GROUPS))
+    with pytest.raises(InputError, match=words):
+        study(variant, **arguments)
+    if "memory_gb" not in arguments:  # With CPU memory, the layers form one group.
+        (behind,) = build(config.loads(IN_GROUPS, overrides=["engine.kv_offloading.size_gb=1"]))
+        assert study(behind, **arguments).tiers
+
+
+def test_a_trace_of_a_model_with_windows_counts_all_tokens_and_says_so():
+    workload = independent(np.full(20, 1 / 20), 100)
+    found = study_trace(workload, None, catalog.model("gemma-3-1b"))
+    assert any("22 of the 26 layers of gemma-3-1b have windows" in note for note in found.notes)
+    assert not any("windows" in note for note in study_trace(workload, None, catalog.model("llama-3.1-8b")).notes)

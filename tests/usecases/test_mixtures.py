@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lengthwise import config, search
-from lengthwise.cli import main
 from lengthwise.metrics import by_group
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.plan import Choice, Status
+from lengthwise.schema.plan import Choice, Status, Study
 from lengthwise.search.objectives import Task
+from lengthwise.search.space import names_of
 from lengthwise.usecases import capacity, explain, simulate
 from lengthwise.usecases import search as search_module
 from lengthwise.usecases.variants import build
@@ -73,7 +74,7 @@ def test_a_capacity_shows_the_bound_of_each_group():
 
 def test_explain_shows_each_group():
     shown = list(explain.by_group(build(loads())))
-    assert [one.name for one in shown] == ["mixed-replicas, group 1", "mixed-replicas, group 2"]
+    assert [one.name for one in shown] == ["mixed-replicas, group 0", "mixed-replicas, group 1"]
     assert [explain.explain(one).deployment.gpu.name for one in shown] == ["H100", "L40S"]
 
 
@@ -127,11 +128,17 @@ def test_the_axis_of_equal_replicas_excludes_groups():
         search_module.questions(loads(text))
 
 
-def test_launch_files_of_unlike_replicas_are_refused_before_the_search(tmp_path, capsys):
-    file = tmp_path / "mixed.toml"
-    file.write_text(EXAMPLE)
-    assert main(["search", str(file), "--deploy", str(tmp_path / "launch")]) == 2
-    assert "equal replicas" in capsys.readouterr().err
+def test_a_mistake_in_a_group_names_it_by_its_key():
+    wrong = EXAMPLE.replace('gpu = "L40S"\nreplicas', 'gpu = "L50S"\nreplicas')
+    with pytest.raises(InputError) as caught:
+        build(loads(wrong))
+    assert any(note.startswith("of deployment.groups.1") for note in caught.value.__notes__)
+
+
+def test_a_mixture_has_launch_files(tmp_path, plans):
+    study = Study("", (replace(plans[0], choices=tuple(c for c in plans[0].choices if search.GROUPS in c.settings)),))
+    (place,) = search_module.write_launches(loads(EXAMPLE, "search.strategy=pruned"), study, tmp_path / "launch")
+    assert {"vllm-group-0.sh", "vllm-group-1.sh", "gateway.toml", "router.sh"} <= {one.name for one in place.iterdir()}
 
 
 def test_mixtures_are_all_numbers_of_two_gpus_within_the_budget():
@@ -198,6 +205,40 @@ def test_a_mixture_repeats_as_a_scenario(plans):
     (variant,) = build(config.loads(made.to_toml()))
     assert variant.deployment.gpus == mixed.gpus
     assert variant.deployment.price_per_hour_usd == pytest.approx(mixed.price_per_hour_usd)
+
+
+ROUTERS = '["shortest_expected_delay", "vllm_internal"]'
+
+
+def test_mixtures_with_a_router_that_takes_replicas_to_be_alike_are_skipped_and_counted():
+    text = EXAMPLE.replace('router = "shortest', '# router = "shortest') + f"router = {ROUTERS}\n"
+    text = text.replace("max_usd_per_hour = 7", "max_usd_per_hour = 5")
+    with search.threads(1) as workers:
+        (found,) = search_module.plan(loads(text, "search.top=1"), workers).plans
+    assert found.best is not None
+    wrong = [c for c in found.choices if c.status is Status.REJECTED and "to be alike" in c.exclusion.reason]
+    mixed = [c for c in found.choices if search.GROUPS in c.settings]
+    assert wrong
+    assert {c.settings["scheduler.router"] for c in wrong} == {"vllm_internal"}
+    assert len(wrong) == sum(c.settings["scheduler.router"] == "vllm_internal" for c in mixed) == len(mixed) / 2
+    (group,) = [one for one in found.excluded_groups if "to be alike" in one.example]
+    assert group.count == len(wrong)
+
+
+def test_kinds_of_replicas_that_cannot_be_built_leave_the_mixtures_of_the_others():
+    (one,) = search_module.questions(loads(EXAMPLE + "tp = [1, 3]\n"))  # three GPUs cannot share the heads
+    mixed = [made for made in one.candidates() if search.GROUPS in made]
+    assert mixed
+    assert not any('"tp": 3' in made[search.GROUPS] for made in mixed)
+
+
+def test_equal_replicas_two_sides_and_mixtures_have_readable_names_in_one_search():
+    (one,) = search_module.questions(loads(EXAMPLE + "disaggregate = [false, true]\n"))
+    made = one.candidates()
+    names = names_of(made)
+    assert len(set(names)) == len(names)
+    assert {"H100", "L40S", "H100 1P1D", "1xH100 + 1xL40S"} <= set(names)
+    assert not any("=" in name or "deployment" in name for name in names)
 
 
 def test_bounds_exclude_a_mixture_that_cannot_serve_the_rate():

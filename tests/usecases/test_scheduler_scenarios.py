@@ -176,7 +176,7 @@ def test_other_rules_cannot_reserve_by_predicted_length():
 
 def test_bins_need_predictions():
     blind = TEXT.replace('predicted = "oracle"', "")
-    with pytest.raises(PolicyError, match="cuts predicted output lengths, and this workload has none"):
+    with pytest.raises(PolicyError, match="needs predicted output lengths, and this workload has none"):
         built({"binning": '"learned(k=4)"'}, text=blind)
 
 
@@ -339,8 +339,9 @@ def test_an_unknown_engine_is_reported():
         config.loads(ENGINES.replace('"sglang"', '"sgl"'))
 
 
-def test_a_scenario_schedules_asynchronously():
-    text = ENGINES.replace('"sglang"', '"vllm"')
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_scenario_schedules_asynchronously(engine):
+    text = ENGINES.replace('"sglang"', f'"{engine}"')
     plain, ahead = (
         variants.build(config.loads(text, overrides=[f"scheduler.async_scheduling={value}"]))[0]
         for value in ("false", "true")
@@ -348,8 +349,9 @@ def test_a_scenario_schedules_asynchronously():
     assert (plain.deployment.scheduler.async_scheduling, ahead.deployment.scheduler.async_scheduling) == (False, True)
     waste = [simulate(one.workload(0), one.deployment, seed=0).totals.tokens.sum() for one in (plain, ahead)]
     assert waste[1] > waste[0]  # ends by EOS decode once more
-    (wrong,) = variants.build(config.loads(ENGINES, overrides=["scheduler.async_scheduling=true"]))
-    with pytest.raises(InputError, match='async_scheduling is not modelled with scheduler "sglang" yet'):
+    text = ENGINES.replace('"sglang"', '"trtllm"')
+    (wrong,) = variants.build(config.loads(text, overrides=["scheduler.async_scheduling=true"]))
+    with pytest.raises(InputError, match='async_scheduling is not modelled with scheduler "trtllm" yet'):
         simulate(wrong.workload(0), wrong.deployment, seed=0)
 
 

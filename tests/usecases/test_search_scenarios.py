@@ -380,7 +380,7 @@ def test_a_claim_whose_simulation_breaks_a_limit_says_so(study):
     summary = simulate.run(claimed)[0].summary
     for bound_s in (2 * summary.ttft_s.p90.value, summary.ttft_s.p90.value / 2):
         limit = Limit("ttft.p90", bound_s)
-        text = search_module._claim(replace(plan, limits=(limit,)), plan.best, summary, claimed)
+        text = search_module.claim_text(replace(plan, limits=(limit,)), plan.best, summary, claimed)
         breaks = f"**This simulation breaks {limit_text(limit)}"
         assert (breaks in text) == (bound_s < summary.ttft_s.p90.value)
 
@@ -400,7 +400,7 @@ def test_a_load_test_that_is_expected_to_break_its_limit_says_so():
         (ttft.value - 2 * ttft.half_width, " by more than its interval: the claim"),
     ):
         limit = Limit("ttft.p90", bound_s)
-        text = search_module._expectation([limit], workload, d, 0, 0.0)
+        text = search_module.expected_text([limit], workload, d, 0, 0.0)
         assert words in text
         assert (f"This test breaks {limit_text(limit)}" in text) == bool(words)
 
@@ -417,7 +417,7 @@ def test_a_load_test_is_expected_to_give_what_its_client_sends(engine):
         scenario = loads(text[: text.index("[search.space]")], overrides=[*settings, f"workload.max_tokens={limit}"])
         (variant,) = variants.build(scenario)
         workload = variant.workload(0)
-        texts.add(search_module._expectation([Limit("ttft.p99", 1.0)], workload, variant.deployment, 0, 0.0))
+        texts.add(search_module.expected_text([Limit("ttft.p99", 1.0)], workload, variant.deployment, 0, 0.0))
         records = simulate.engine.simulate(workload, variant.deployment, max_log_steps=0)
         measured.add(round(simulate.metrics.summarize(records, variant.deployment).ttft_s.p99.value, 1))
     assert len(texts) == 1
@@ -510,7 +510,7 @@ def test_a_load_test_is_expected_in_order_of_arrival_as_its_client_sends_no_prio
         overrides = ["workload.num_requests=300", "workload.request_rate=30", f"scheduler.rank={rank}"]
         (variant,) = variants.build(loads(start, overrides=overrides))
         workload = variant.workload(0)
-        texts.add(search_module._expectation([Limit("ttft.p99", 1.0)], workload, variant.deployment, 0, 0.0))
+        texts.add(search_module.expected_text([Limit("ttft.p99", 1.0)], workload, variant.deployment, 0, 0.0))
     assert len(texts) == 1
 
 

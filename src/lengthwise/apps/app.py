@@ -38,23 +38,16 @@ DEFAULT_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an engine samples an output.
+    """How an engine samples an output."""
 
-    Attributes:
-        max_tokens: Maximum number of output tokens.
-        temperature: Sampling temperature; 0 decodes greedily.
-        top_p: Share of the probability from which tokens are sampled; None uses the engine's default.
-        stop: Texts that end the output.
-        seed: At a temperature above 0, each request has a seed derived from this number and the task's name, or from
-            the name alone if this is None. At temperature 0, the request has this number as its seed, or no seed.
-        extra: Further fields of the request, which override those above. They must not request several texts.
-    """
-
-    max_tokens: int = DEFAULT_TOKENS
-    temperature: float = 0.0
-    top_p: float | None = None
-    stop: tuple[str, ...] = ()
+    max_tokens: int = DEFAULT_TOKENS  # maximum number of output tokens
+    temperature: float = 0.0  # sampling temperature; 0 decodes greedily
+    top_p: float | None = None  # share of the probability from which tokens are sampled; None uses the engine's default
+    stop: tuple[str, ...] = ()  # texts that end the output
+    # At a temperature above 0, each request has a seed derived from this number and the task's name, or from the name
+    # alone if this is None. At temperature 0, the request has this number as its seed, or no seed.
     seed: int | None = None
+    # Further fields of the request, which override those above. They must not request several texts.
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,30 +69,19 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that an application uses.
+    """A model that an application uses."""
 
-    Attributes:
-        name: Name by which calls refer to the model.
-        model: Catalog name or path of a ``config.json``, for planning; "" means ``name``.
-        weights: Weights that an engine loads; None means the catalog's.
-        revision: Revision of the weights. Outputs of another revision are not reused.
-        lengths: Distribution of output lengths before any limit, for planning. None assumes ``max_tokens`` tokens.
-        max_model_len: Maximum tokens of prompt and output together; None means the model's own limit.
-        limits: Limits of the engine, for planning and for vLLM's command.
-        cost: Source of step times, as in ``engine.deploy``.
-        host: Host overhead of a step, as in ``engine.deploy``.
-        request_options: Text that describes what engines add to requests. Outputs under another text are not reused.
-    """
-
-    name: str
-    model: str = ""
-    weights: str | None = None
-    revision: str = ""
+    name: str  # name by which calls refer to the model
+    model: str = ""  # catalog name or path of a ``config.json``, for planning; "" means ``name``
+    weights: str | None = None  # weights that an engine loads; None means the catalog's
+    revision: str = ""  # revision of the weights; outputs of another revision are not reused
+    # Distribution of output lengths before any limit, for planning. None assumes ``max_tokens`` tokens.
     lengths: Marginal | None = None
-    max_model_len: int | None = None
-    limits: EngineLimits = EngineLimits()
-    cost: str = "roofline"
-    host: str = "default"
+    max_model_len: int | None = None  # maximum tokens of prompt and output together; None means the model's own limit
+    limits: EngineLimits = EngineLimits()  # limits of the engine, for planning and for vLLM's command
+    cost: str = "roofline"  # source of step times, as in ``engine.deploy``
+    host: str = "default"  # host overhead of a step, as in ``engine.deploy``
+    # Text that describes what engines add to requests. Outputs under another text are not reused.
     request_options: str = ""
 
     @property
@@ -114,23 +96,16 @@ class Model:
 
 @dataclass(frozen=True)
 class Fan:
-    """A fan-out: how a call becomes several tasks per row. At most one of ``each``, ``times`` and ``over`` is set.
+    """A fan-out: how a call becomes several tasks per row. At most one of ``each``, ``times`` and ``over`` is set."""
 
-    Attributes:
-        each: Expression for a list. Each element becomes a task, whose templates can use ``item`` and ``index``.
-        times: Number of independent tasks, whose templates can use ``index``.
-        over: Expression for a list in the row. Each element becomes a task, which waits for the task of the element
-            before. Templates can use ``item``, ``index`` and ``previous``, the output of that earlier task. The output
-            of the call is the last task's output.
-        max_items: Maximum length of the list; required if the list depends on outputs.
-        expected: Mean length of the list, for planning; None means ``max_items``.
-    """
-
-    each: str = ""
-    times: int = 1
+    each: str = ""  # expression for a list; each element becomes a task, whose templates can use ``item`` and ``index``
+    times: int = 1  # number of independent tasks, whose templates can use ``index``
+    # Expression for a list in the row. Each element becomes a task, which waits for the task of the element before.
+    # Templates can use ``item``, ``index`` and ``previous``, the output of that earlier task. The output of the call is
+    # the last task's output.
     over: str = ""
-    max_items: int | None = None
-    expected: float | None = None
+    max_items: int | None = None  # maximum length of the list; required if the list depends on outputs
+    expected: float | None = None  # mean length of the list, for planning; None means ``max_items``
 
     def __post_init__(self) -> None:
         if self.times < 1:
@@ -172,16 +147,11 @@ class From:
 
 @dataclass(frozen=True)
 class LengthFields:
-    """Names of the row fields with lengths in tokens, for planning. A name is "" if there is no such field.
+    """Names of the row fields with lengths in tokens, for planning. A name is "" if there is no such field."""
 
-    Attributes:
-        prompt_tokens: Field with the length of the prompt without the outputs of other calls.
-        output_tokens: Field with the length of the output, if it is known beforehand.
-        max_tokens: Field with the maximum length of the output, if it differs between rows. Requests do not have it.
-    """
-
-    prompt_tokens: str = ""
-    output_tokens: str = ""
+    prompt_tokens: str = ""  # field with the length of the prompt without the outputs of other calls
+    output_tokens: str = ""  # field with the length of the output, if it is known beforehand
+    # Field with the maximum length of the output, if it differs between rows. Requests do not have it.
     max_tokens: str = ""
 
 
@@ -190,33 +160,21 @@ Messages = tuple[tuple[str, str], ...]  # (role, template) of each message
 
 @dataclass(frozen=True)
 class Call:
-    """A prompt template that a model answers for each row.
+    """A prompt template that a model answers for each row."""
 
-    Attributes:
-        name: Name by which templates of other calls refer to the output.
-        model: Name of the model. With several names, each model answers, and the output is a mapping. With From, each
-            row names its model.
-        prompt: Jinja2 template of one user message, or the role and template of several messages.
-        system: Template of a system message in front of the prompt; "" means none.
-        sampling: How outputs are sampled.
-        api: "chat", or "completion", which sends the bare prompt.
-        fan: How the call becomes several tasks per row.
-        when: Expression. A task is skipped if the expression is false for it. "" is always true.
-        when_share: Probability that ``when`` is true, for planning.
-        report: Row fields that contain lengths.
-        body: Expression for the body of the request, without the model; "" builds the body from prompt and sampling.
-    """
-
-    name: str
+    name: str  # name by which templates of other calls refer to the output
+    # Name of the model. With several names, each model answers, and the output is a mapping. With From, each row names
+    # its model.
     model: str | tuple[str, ...] | From
-    prompt: str | Messages
-    system: str = ""
-    sampling: Sampling = Sampling()
-    api: str = CHAT
-    fan: Fan = Fan()
-    when: str = ""
-    when_share: float = 1.0
-    report: LengthFields = LengthFields()
+    prompt: str | Messages  # jinja2 template of one user message, or the role and template of several messages
+    system: str = ""  # template of a system message in front of the prompt; "" means none
+    sampling: Sampling = Sampling()  # how outputs are sampled
+    api: str = CHAT  # "chat", or "completion", which sends the bare prompt
+    fan: Fan = Fan()  # how the call becomes several tasks per row
+    when: str = ""  # expression; a task is skipped if the expression is false for it. "" is always true
+    when_share: float = 1.0  # probability that ``when`` is true, for planning
+    report: LengthFields = LengthFields()  # row fields that contain lengths
+    # expression for the body of the request, without the model; "" builds the body from prompt and sampling
     body: str = ""
 
     @property
@@ -233,21 +191,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Loop:
-    """Calls that are repeated in rounds, in this order.
+    """Calls that are repeated in rounds, in this order."""
 
-    Attributes:
-        name: Name of the loop in messages.
-        calls: Names of the calls. Each can use earlier calls of its round, and ``previous.NAME`` of the round before.
-        max_rounds: Maximum number of rounds.
-        until: Expression that is evaluated after each round and ends the loop if it is true; "" runs all rounds.
-        until_share: Probability that the loop ends after a round, for planning.
-    """
-
-    name: str
+    name: str  # name of the loop in messages
+    # Names of the calls. Each can use earlier calls of its round, and ``previous.NAME`` of the round before.
     calls: tuple[str, ...]
-    max_rounds: int
-    until: str = ""
-    until_share: float = 0.0
+    max_rounds: int  # maximum number of rounds
+    until: str = ""  # expression that is evaluated after each round and ends the loop if it is true; "" runs all rounds
+    until_share: float = 0.0  # probability that the loop ends after a round, for planning
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "calls", tuple(self.calls))
@@ -260,9 +211,7 @@ class App:
     """An application: calls to models, made for each row of the inputs. The constructor checks names and templates.
 
     Files of outputs list a row's calls in the order of ``ordered_units``, and the calls of a loop round by round.
-
-    Raises:
-        InputError: A name is unknown, a template has an error, or calls wait for one another in a cycle.
+    Raises InputError if a name is unknown, a template has an error, or calls wait for one another in a cycle.
     """
 
     models: Sequence[Model]
@@ -286,21 +235,13 @@ _JINJA_GLOBALS = frozenset({"range", "dict", "lipsum", "cycler", "joiner", "name
 
 @dataclass(frozen=True)
 class References:
-    """Names that a call's templates and expressions use.
+    """Names that a call's templates and expressions use."""
 
-    Attributes:
-        calls: Calls whose outputs are used, except for outputs of the round before in a loop.
-        shown: The ``calls`` whose outputs are part of the prompt.
-        previous: Calls of the same loop whose outputs of the round before are used.
-        shown_previous: The ``previous`` calls whose outputs are part of the prompt.
-        fields: Fields of the row.
-    """
-
-    calls: frozenset[str]
-    shown: frozenset[str]
-    previous: frozenset[str]
-    shown_previous: frozenset[str]
-    fields: frozenset[str]
+    calls: frozenset[str]  # calls whose outputs are used, except for outputs of the round before in a loop
+    shown: frozenset[str]  # the ``calls`` whose outputs are part of the prompt
+    previous: frozenset[str]  # calls of the same loop whose outputs of the round before are used
+    shown_previous: frozenset[str]  # the ``previous`` calls whose outputs are part of the prompt
+    fields: frozenset[str]  # fields of the row
 
 
 @lru_cache(maxsize=1024)
@@ -348,9 +289,7 @@ def ordered_units(app: App) -> list[Unit]:
     """Return the application's units, each after the units whose outputs it uses.
 
     A unit is a single call, or all calls of a loop. Of several units that could be next, the first in ``calls`` is.
-
-    Raises:
-        InputError: Calls wait for one another outside of a loop. The message names the cycle.
+    Raises InputError if calls wait for one another outside of a loop. The message names the cycle.
     """
     unit_of: dict[str, Unit] = {}
     for call in app.calls:

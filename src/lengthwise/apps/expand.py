@@ -41,31 +41,18 @@ Edges = tuple[Ints, Ints]  # (child, parent) task numbers
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The tasks of one call, or of one round of a call in a loop, ordered by row.
+    """The tasks of one call, or of one round of a call in a loop, ordered by row."""
 
-    Attributes:
-        call: Number of the call in ``App.calls``.
-        round: Round of the loop, from 0.
-        first: Number of the first task.
-        start: [rows+1] offset from ``first`` at which the tasks of each row start.
-        model: [tasks] number of each task's model.
-        index: [tasks] position of the task within its row.
-        prompt_tokens: [tasks] prompt length without the outputs of other calls.
-        known_tokens: [tasks] output length, or 0 if it is unknown.
-        random_draw: [tasks] number in ``Tasks.coins`` of the coin that decides if the task is present; -1: it is.
-        is_chain: Whether each task waits for the one before it in its row (``Fan.over``).
-    """
-
-    call: int
-    round: int
-    first: int
-    start: Ints
-    model: Ints
-    index: Ints
-    prompt_tokens: Ints
-    known_tokens: Ints
-    random_draw: Ints
-    is_chain: bool
+    call: int  # number of the call in ``App.calls``
+    round: int  # round of the loop, from 0
+    first: int  # number of the first task
+    start: Ints  # [rows+1] offset from ``first`` at which the tasks of each row start
+    model: Ints  # [tasks] number of each task's model
+    index: Ints  # [tasks] position of the task within its row
+    prompt_tokens: Ints  # [tasks] prompt length without the outputs of other calls
+    known_tokens: Ints  # [tasks] output length, or 0 if it is unknown
+    random_draw: Ints  # [tasks] number in ``Tasks.coins`` of the coin that decides if the task is present; -1: it is
+    is_chain: bool  # whether each task waits for the one before it in its row (``Fan.over``)
 
     def __len__(self) -> int:
         return len(self.model)
@@ -151,10 +138,8 @@ class ExpandedApp:
 def expand(app: App, rows: Rows, ids: Sequence[str] | None = None) -> ExpandedApp:
     """Return all tasks that an application can have on its rows, including tasks that may be skipped.
 
-    ``ids`` has a text for each row that identifies it in errors and seeds. None numbers the rows from 0.
-
-    Raises:
-        InputError: There are no rows, or a field that the application uses is missing or has a wrong value.
+    ``ids`` has a text for each row that identifies it in errors and seeds. None numbers the rows from 0. Raises
+    InputError if there are no rows, or a field that the application uses is missing or has a wrong value.
     """
     if not len(rows):
         raise InputError("an application needs rows to work on; there are none")

@@ -48,18 +48,12 @@ class _Lazy(Sequence[_T]):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows that an application runs on.
+    """The rows that an application runs on."""
 
-    Attributes:
-        ids: Text that identifies each row: the value of its id field, or its number from 0.
-        source: Path of the file.
-        sha256: SHA-256 of the file in hex. ``first`` derives another one from it and the number of rows.
-    """
-
-    ids: Sequence[str]
+    ids: Sequence[str]  # text that identifies each row: the value of its id field, or its number from 0
     rows: Sequence[Row]
-    source: str = ""
-    sha256: str = ""
+    source: str = ""  # path of the file
+    sha256: str = ""  # SHA-256 of the file in hex; ``first`` derives another one from it and the number of rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -252,11 +246,9 @@ def read_batch(path: Path | str, models: Sequence[Model] = (), name: str = "") -
     """Return the application that sends the requests of a batch file.
 
     Each line of the JSONL file has custom_id, method, url and body. A request keeps its body, and gets a seed if it has
-    none and its temperature is not 0. Models of the file that ``models`` lacks get the defaults of ``Model``.
-
-    Raises:
-        InputError: A line is not a request, or its answer cannot be stored; the message names file and line. Or
-            ``models`` has a model that the file does not use.
+    none and its temperature is not 0. Models of the file that ``models`` lacks get the defaults of ``Model``. Raises
+    InputError if a line is not a request, or its answer cannot be stored; the message names file and line. Or
+    ``models`` has a model that the file does not use.
     """
     named: set[str] = set()
     used: set[str] = set()

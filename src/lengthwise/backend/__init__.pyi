@@ -2,7 +2,7 @@ from .kubernetes import dynamo_manifest as dynamo_manifest
 from .kubernetes import kubernetes_manifest as kubernetes_manifest
 from .launch import ARRIVAL as ARRIVAL
 from .launch import Launch as Launch
-from .launch_folder import MAX_REQUESTS as MAX_REQUESTS
+from .launch_folder import DEFAULT_REQUESTS as DEFAULT_REQUESTS
 from .launch_folder import PLAN as PLAN
 from .launch_folder import PORT as PORT
 from .launch_folder import ScheduledEngines as ScheduledEngines

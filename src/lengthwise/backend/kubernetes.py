@@ -17,7 +17,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lengthwise.backend.launch import PLACEHOLDER, Launch, comment, fits_node, replica_gpus, router_policy
+from lengthwise.backend.launch import (
+    PLACEHOLDER,
+    Launch,
+    comment,
+    fits_node,
+    gateway_toml,
+    of_one_replica,
+    replica_gpus,
+    roles,
+    router_policy,
+)
 from lengthwise.backend.sglang import sglang_launch
 from lengthwise.backend.trtllm import OPTIONS, trtllm_launch, trtllm_options
 from lengthwise.backend.vllm import CONNECTOR, STORAGE_FOLDER, disaggregated_notes, split_launches, vllm_launch
@@ -30,8 +40,21 @@ DRAIN_S = 120  # seconds that a stopping pod has to finish its requests
 LEAVE_S = 10  # seconds until a stopping pod is out of the Service's endpoints
 LOAD_S = 3600  # longest time to download, load and compile
 SHM_GIB = 8  # shared memory of NCCL and PyTorch
-OPTIONS_FOLDER = "/etc/trtllm"
+OPTIONS_FOLDER, GATEWAY_FILE = "/etc/trtllm", "gateway.toml"
 VLLM_IMAGE = "vllm/vllm-openai:v0.32.0"
+# Processes and cores of an engine: vLLM's pages Architecture Overview and Optimization and Tuning (CPU Resources for
+# GPU Deployments). Memory: the examples of https://github.com/vllm-project/production-stack (helm/README.md).
+CPUS_PER_PROCESS, REQUEST_GIB, LIMIT_GIB = 2, 16, 32
+_RESOURCES_REMARK = (
+    f"CPUs and memory are defaults to change. An engine's pod requests {CPUS_PER_PROCESS} CPUs, a core, for each of "
+    "its processes: API server, engine core (SGLang: detokenizer) and a worker for each GPU, with dp the first two for "
+    "each rank, and a coordinator; vLLM's documentation names this as the minimum. A limit of CPUs would pause the "
+    f"engine within a step, so there is none. It requests {REQUEST_GIB} GiB of memory for each GPU and may use "
+    f"{LIMIT_GIB}, as in the Helm chart of vLLM's production stack, besides CPU memory behind the prefix cache."
+)
+ROUTER_RESOURCES = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
+GATEWAY_IMAGE = "lengthwise-gateway:0.1.0"
+GATEWAY_RESOURCES = {"requests": {"cpu": "1", "memory": "768Mi"}, "limits": {"memory": "1536Mi"}}  # as in deploy/
 CHANNEL_PORT = 5600  # of the side channel by which vLLM's decode engines find blocks of a prefill engine
 ROUTER = "vllm-router==0.1.17"
 # Labels of llm-d: https://llm-d.ai/docs/architecture/advanced/disaggregation
@@ -51,24 +74,17 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class PodEngine:
-    """An engine in a pod.
-
-    Attributes:
-        launch: Returns its command.
-        words: Words of the command before its arguments.
-        user: The image's own user, of group 0, or None if it runs as root.
-        drain: Arguments with which it ends its requests before it exits. Without any it waits for them by itself.
-        health_s: Longest answer of its health check.
-    """
+    """An engine in a pod."""
 
     title: str
-    launch: Callable[..., Launch]
-    words: int
+    launch: Callable[..., Launch]  # returns its command
+    words: int  # words of the command before its arguments
     image: str
     home: str = "/root"
-    user: int | None = None
+    user: int | None = None  # the image's own user, of group 0, or None if it runs as root
+    # Arguments with which it ends its requests before it exits. Without any it waits for them by itself.
     drain: tuple[str, ...] = ()
-    health_s: int = 1
+    health_s: int = 1  # longest answer of its health check
 
     @property
     def release(self) -> str:
@@ -100,23 +116,23 @@ def kubernetes_manifest(
     """Return the YAML of a StatefulSet with the engine (``pod_engine``), its Services and its disruption budget.
 
     Replicas that span hosts are a LeaderWorkerSet instead, with a pod on each host. If prefill and decode replicas are
-    separate, each side has these, with vLLM, and a router is in front of both. The resources are called ``name``: at
-    most 48 lower-case letters, digits and hyphens, with a letter first and no hyphen last. A ConfigMap has the options
-    of TensorRT-LLM. ``model`` is the checkpoint, by default the catalog's. ``token_secret`` names a Secret with a
-    Hugging Face token under the key ``token``; without the Secret, pods start without a token. Raises InputError if the
-    name is invalid or "vllm", a replica's GPUs cannot be divided over hosts, the GPUs are not NVIDIA's, or no
-    checkpoint is known.
+    separate, each side has these, with vLLM, and a router is in front of both; each group of unlike replicas has them
+    too, behind lengthwise's gateway. The resources are called ``name``: at most 48 lower-case letters, digits and
+    hyphens, with a letter first and no hyphen last. A ConfigMap has the options of TensorRT-LLM. ``model`` is the
+    checkpoint, by default the catalog's. ``token_secret`` names a Secret with a Hugging Face token under the key
+    ``token``; without the Secret, pods start without a token. Raises InputError if the name is invalid or "vllm", a
+    replica's GPUs cannot be divided over hosts, the GPUs are not NVIDIA's, or no checkpoint is known.
     """
     d, engine = deployment, pod_engine(deployment)
-    sides = dict(zip(("engine",) if d.decode is None else ("prefill", "decode"), d.sides, strict=True))
+    sides = dict(zip(roles(d), d.sides, strict=True))
     options: dict[str, Any] = {"model": model, "host": "0.0.0.0", "port": PORT}  # noqa: S104 - a pod's own
     if d.decode is None:
-        launches = [engine.launch(d, **options)]
+        launches = [engine.launch(side, **options) for side in of_one_replica(d)]
     else:
         launches = [*split_launches(*sides.values(), notes=disaggregated_notes(d), **options)]
     _check(d, name, launches[0])
     resources: list[dict[str, Any]] = []
-    if d.decode is not None:
+    if len(sides) > 1:
         resources += _router_resources(d, name, image or engine.image)
     is_mixed = len({side.gpu.name for side in d.sides}) > 1
     for (role, side), launch in zip(sides.items(), launches, strict=True):
@@ -129,6 +145,7 @@ def kubernetes_manifest(
         resources.insert(0, config | {"data": {OPTIONS: trtllm_options(d, model)}})
     remarks = (
         *_shape_remarks(d, engine),
+        _RESOURCES_REMARK,
         _node_remark(d, is_mixed=is_mixed),
         "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
         *(["The image runs as root, which the Pod Security level `restricted` refuses."] if not engine.user else []),
@@ -203,7 +220,7 @@ def _resource(version: str, kind: str, name: str, labels: dict[str, str], spec: 
 
 
 def _engine_resources(d: Deployment, name: str, role: str, pod: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the resources of one side's engines (role "prefill" or "decode"), or of all engines (role "engine")."""
+    """Return the resources of the engines of one side or one group (by its role), or of all engines ("engine")."""
     labels, own, resources = _labels(name, role), name if role == "engine" else f"{name}-{role}", []
     spans = not fits_node(d)
     leaders = {LWS_WORKER_INDEX: "0"} if spans else {}  # only the first pod of a group answers requests
@@ -211,8 +228,9 @@ def _engine_resources(d: Deployment, name: str, role: str, pod: dict[str, Any]) 
     headless = {"clusterIP": "None", "publishNotReadyAddresses": False, **copy.deepcopy(service)}
     if role == "engine":
         resources.append(_resource("v1", "Service", own, labels, service))
-    pod_labels = dict(labels) if role == "engine" else labels | {LLM_D_ROLE: role, LLM_D_SERVING: "true"}
-    if role != "engine":
+    pod_labels = dict(labels)
+    if role in ("prefill", "decode"):
+        pod_labels |= {LLM_D_ROLE: role, LLM_D_SERVING: "true"}
         (container,) = pod["containers"]
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
         container["env"] += [
@@ -263,25 +281,39 @@ def _leader_worker_set(
 
 
 def _router_resources(d: Deployment, name: str, image: str) -> list[dict[str, Any]]:
-    """Return the Service that receives requests, and the router that sends each to a prefill and a decode replica."""
-    assert d.decode is not None
-    labels, command = _labels(name, "router"), ["vllm-router", "--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104
-    command += ["--vllm-pd-disaggregation", "--policy", router_policy(replace(d, decode=None))]
-    for role, side in zip(("prefill", "decode"), d.sides, strict=True):
-        for host in pod_hosts(side, f"{name}-{role}"):
-            command += [f"--{role}", f"http://{host}:{PORT}"]
-    install = f"pip install --quiet --target /tmp/router {ROUTER} && PYTHONPATH=/tmp/router exec /tmp/router/bin/"
-    container = {
+    """Return the Service that receives requests, and its router: vllm-router for two sides, the gateway for groups."""
+    labels, resources = _labels(name, "router"), list[dict[str, Any]]()
+    urls = {
+        role: [f"http://{host}:{PORT}" for host in pod_hosts(side, f"{name}-{role}")]
+        for role, side in zip(roles(d), d.sides, strict=True)
+    }
+    container: dict[str, Any] = {
         "name": "router",
-        "image": image,
-        "command": ["sh", "-c", install + " ".join(command)],
-        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - of the container
         "ports": [{"name": "http", "containerPort": PORT}],
         "readinessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 5},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     user = {"runAsNonRoot": True, "runAsUser": 2000, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
-    pod = {
+    more: dict[str, Any] = {}
+    if d.groups:
+        text = gateway_toml(d, urls, host="0.0.0.0", admin_port=PORT + 1)  # noqa: S104 - a pod's own
+        metadata = {"name": f"{name}-router", "labels": dict(labels)}
+        resources.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {GATEWAY_FILE: text}})
+        container |= {"image": GATEWAY_IMAGE, "args": [f"/etc/lengthwise/{GATEWAY_FILE}"]}
+        container |= {"resources": copy.deepcopy(GATEWAY_RESOURCES)}
+        container["volumeMounts"] = [{"name": "config", "mountPath": "/etc/lengthwise"}]
+        container["readinessProbe"] = {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": 5}
+        more["volumes"] = [{"name": "config", "configMap": {"name": f"{name}-router"}}]
+        user |= {"runAsUser": 10001, "runAsGroup": 10001}
+    else:
+        command = ["vllm-router", "--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104 - a pod's own
+        command += ["--vllm-pd-disaggregation", "--policy", router_policy(replace(d, decode=None))]
+        command += [word for role, own in urls.items() for url in own for word in (f"--{role}", url)]
+        install = f"pip install --quiet --target /tmp/router {ROUTER} && PYTHONPATH=/tmp/router exec /tmp/router/bin/"
+        container |= {"image": image, "command": ["sh", "-c", install + " ".join(command)]}
+        container["env"] = [{"name": "HOME", "value": "/tmp"}]  # noqa: S108 - of the container
+        container["resources"] = copy.deepcopy(ROUTER_RESOURCES)
+    pod = more | {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": user,
@@ -291,6 +323,7 @@ def _router_resources(d: Deployment, name: str, image: str) -> list[dict[str, An
     service = {"selector": dict(labels), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
     deployment = {"replicas": 1, "selector": {"matchLabels": dict(labels)}, "template": template}
     return [
+        *resources,
         _resource("v1", "Service", name, labels, service),
         _resource("apps/v1", "Deployment", f"{name}-router", labels, deployment),
     ]
@@ -298,8 +331,8 @@ def _router_resources(d: Deployment, name: str, image: str) -> list[dict[str, An
 
 def _shape_remarks(d: Deployment, engine: PodEngine) -> Iterator[str]:
     spanning = [
-        f"{role}{hosts_of(side)} hosts"
-        for role, side in zip(("",) if d.decode is None else ("prefill: ", "decode: "), d.sides, strict=True)
+        f"{f'{role}: ' if role != 'engine' else ''}{hosts_of(side)} hosts"
+        for role, side in zip(roles(d), d.sides, strict=True)
         if hosts_of(side) > 1
     ]
     if spanning:
@@ -319,6 +352,17 @@ def _shape_remarks(d: Deployment, engine: PodEngine) -> Iterator[str]:
         yield (
             f"The pods have llm-d's labels ({LLM_D_ROLE}, {LLM_D_SERVING}), by which its endpoint picker finds both "
             "sides; llm-d also needs its routing sidecar in the decode pods, which this file lacks."
+        )
+        return
+    if d.groups:
+        groups = "; ".join(
+            f"{role}: {side.parallel.replicas} x {replica_gpus(side)} {side.gpu.name}"
+            for role, side in zip(roles(d), d.sides, strict=True)
+        )
+        yield f"{d.name}, served with {engine.title}. Replicas x GPUs of each: {groups}."
+        yield (
+            f"The Service leads to lengthwise's gateway. Build its image {GATEWAY_IMAGE} by deploy/Containerfile of "
+            "lengthwise's repository, push it, and name it below."
         )
         return
     yield f"{d.name}, served with {engine.title}. Replicas: {d.parallel.replicas}; GPUs of each: {replica_gpus(d)}."
@@ -353,14 +397,14 @@ def dynamo_manifest(
     The arguments, names and errors are those of ``kubernetes_manifest``. Dynamo's operator adds ports and probes, and
     the ranks of replicas that span hosts.
     """
-    d, roles = deployment, ("worker",) if deployment.decode is None else ("prefill", "decode")
+    d, parts = deployment, ("worker",) if deployment.decode is None else ("prefill", "decode")
     sides = [replace(side, scheduler=replace(side.scheduler, sglang=None, trtllm=None)) for side in d.sides]
     launches = [vllm_launch(side, model=model) for side in sides]
     _check(replace(d, scheduler=sides[0].scheduler), name, launches[0])
     used, mode = image or DYNAMO_IMAGE, _DYNAMO_MODES.get(router_policy(sides[0]), "kv")
     frontend = {"name": "main", "image": used, "env": [{"name": "DYN_ROUTER_MODE", "value": mode}]}
     components: list[dict[str, Any]] = [_component("frontend", 1, {"containers": [frontend]})]
-    for role, side, launch in zip(roles, sides, launches, strict=True):
+    for role, side, launch in zip(parts, sides, launches, strict=True):
         pod = _pod(side, launch, used, token_secret, name)
         (container,) = pod["containers"]
         arguments = ["--model", launch.command[2], *_without(launch.command[3:], _OF_COMMAND)]
@@ -434,8 +478,8 @@ def _node_remark(d: Deployment, *, is_mixed: bool) -> str:
     label = "; ".join(dict.fromkeys(", ".join(_product_names(side)) for side in d.sides))
     if is_mixed:
         return (
-            f"Nodes must have {label}. Each side's pods take those of its own GPUs by the label "
-            "nvidia.com/gpu.product, which GPU feature discovery sets."
+            f"Nodes must have {label}. Pods take those with their own GPUs by the label nvidia.com/gpu.product, which "
+            "GPU feature discovery sets."
         )
     return (
         f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
@@ -471,10 +515,15 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, na
         environment.append({"name": "HF_TOKEN", "valueFrom": token})
     # vLLM keeps the CPU memory behind the KV cache in /dev/shm, and does not start if that is too small.
     offloading = d.limits.kv_offloading
-    shm = f"{SHM_GIB + math.ceil(offloading.size_gb * GB / GIB if offloading else 0)}Gi"
-    resources: dict[str, Any] = {"limits": {"nvidia.com/gpu": replica_gpus(d) // hosts_of(d)}}
-    if offloading and offloading.size_gb:
-        resources["requests"] = {"memory": shm}  # what is in /dev/shm counts as the pod's memory
+    shm_gib = SHM_GIB + math.ceil(offloading.size_gb * GB / GIB if offloading else 0)
+    shm = f"{shm_gib}Gi"
+    behind_gib = shm_gib - SHM_GIB  # what is in /dev/shm counts as the pod's memory
+    gpus, ranks = replica_gpus(d) // hosts_of(d), -(-d.parallel.dp // hosts_of(d))
+    processes = 2 * ranks + gpus + (d.parallel.dp > 1)
+    resources: dict[str, Any] = {
+        "requests": {"cpu": str(CPUS_PER_PROCESS * processes), "memory": f"{REQUEST_GIB * gpus + behind_gib}Gi"},
+        "limits": {"memory": f"{LIMIT_GIB * gpus + behind_gib}Gi", "nvidia.com/gpu": gpus},
+    }
     mounts = [
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where NCCL and PyTorch share memory
         {"name": "cache", "mountPath": f"{engine.home}/.cache"},

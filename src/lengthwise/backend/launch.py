@@ -6,8 +6,8 @@ import math
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,20 @@ def degrees(deployment: Deployment) -> str:
     """Return how a replica is divided, in words: tp and pp, and dp and ep if it has them."""
     p = deployment.parallel
     return f"tp {p.tp}, pp {p.pp}" + (f", dp {p.dp}, ep {p.ep}" if p.dp > 1 or p.ep > 1 else "")
+
+
+def roles(deployment: Deployment) -> tuple[str, ...]:
+    """Return a name for each of ``sides``: "prefill" and "decode", "group-0", "group-1", ..., or "engine" alone."""
+    if deployment.decode is not None:
+        return ("prefill", "decode")
+    return tuple(f"group-{at}" for at in range(len(deployment.sides))) if deployment.groups else ("engine",)
+
+
+def of_one_replica(deployment: Deployment) -> list[Deployment]:
+    """Return each of ``sides``, as a deployment of one replica if it is a group: only the gateway knows all groups."""
+    if not deployment.groups:
+        return list(deployment.sides)
+    return [replace(side, parallel=replace(side.parallel, replicas=1)) for side in deployment.sides]
 
 
 def fits_node(deployment: Deployment) -> bool:
@@ -91,8 +105,8 @@ def sets_kv_blocks(deployment: Deployment) -> bool:
 def memory_fraction(share: float, *, is_capped: bool, default: float = 0.0) -> float | None:
     """Return the engine's memory fraction for a simulated share of memory, or None if the engine's default holds it.
 
-    With a cap of tokens (``is_capped``), the fraction has room above the share, so that the cap decides: an engine
-    takes the smaller pool, and its fraction is of the memory that is free after loading, less than simulated.
+    If the engine also gets a cap in tokens (``is_capped``), the fraction is larger than the share, so that the cap
+    decides the size of the KV cache: the engine takes the smaller of both, and its fraction applies to less memory.
     """
     fraction = min(share + FRACTION_ROOM if is_capped else share, MAX_FRACTION)
     return None if is_capped and fraction <= default else fraction
@@ -250,6 +264,45 @@ def router_policy(deployment: Deployment) -> str:
     return name if name in ("round_robin", "random") else "power_of_two"
 
 
+_GATEWAY_ROUTERS = {
+    "shortest_expected_delay": "earliest_finish",
+    "least_work_left": "earliest_finish",
+    "central": "earliest_finish",
+    "prefix_precise": "prefix_approximate",
+}
+
+
+def gateway_router(deployment: Deployment) -> tuple[str, str]:
+    """Return the router of lengthwise's gateway that is most like the simulated one, and a note on the difference."""
+    name = policy_name(deployment.scheduler.router)
+    nearest = "earliest_finish" if " " in name else _GATEWAY_ROUTERS.get(name, name.partition("(")[0])
+    rule = "the gateway has the same" if nearest == name else f"the nearest of the gateway is {nearest}"
+    if nearest == "earliest_finish":
+        rule += ": the least predicted backlog in seconds, by speeds that it learns as engines serve, equal at first"
+    return nearest, (
+        f"All groups were behind a {name} router; {rule}. A request was simulated to join a replica when it arrives; "
+        "the gateway holds it until an engine runs fewer than `concurrency` requests. vllm-router is no substitute: "
+        "its policies count requests and ignore how fast an engine is."
+    )
+
+
+def gateway_toml(deployment: Deployment, urls: Mapping[str, Sequence[str]], *, host: str, admin_port: int) -> str:
+    """Return the file of a lengthwise gateway in front of all groups. ``urls`` are those of each group's replicas."""
+    router, note = gateway_router(deployment)
+    parts = [
+        comment(f"`lengthwise serve` routes by this file. {note}"),
+        f'[listen]\nhost = "{host}"\nport = 8000\nadmin_port = {admin_port}',
+        '[order]\nmode = "fcfs"',
+        f'[dispatch]\nrouter = "{router}"',
+    ]
+    for (role, own), side in zip(urls.items(), deployment.sides, strict=True):
+        running = min(max_resident_seqs(side), step_tokens(side))
+        parts += [
+            f'[[engines]]\nname = "{role}-{at}"\nurl = "{url}"\nconcurrency = {running}' for at, url in enumerate(own)
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
 def shared_notes(  # noqa: C901, PLR0912 - one note after the other
     d: Deployment, *, keeps_budget: bool = False, caps_chunks: bool = False, ranks: str = ""
 ) -> Iterator[str]:
@@ -258,13 +311,13 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
     ``keeps_budget``: the command has the simulated token budget, even if prompts are not split. ``caps_chunks``: it has
     the simulated ``long_prefill_token_threshold``. ``ranks`` are the flags of a replica that spans hosts.
     """
-    of = "a rank" if d.parallel.dp > 1 else "a replica"
+    owner = "a rank" if d.parallel.dp > 1 else "a replica"
     if sets_kv_blocks(d):
-        yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) {of}."
+        yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) {owner}."
     else:
         planner = "" if d.kv.planner == "lengthwise" else f" by the rules of {d.kv.planner}"
         yield (
-            f"{kv_tokens(d):,} tokens of KV cache {of} were planned{planner}; the engine measures its own when it "
+            f"{kv_tokens(d):,} tokens of KV cache {owner} were planned{planner}; the engine measures its own when it "
             "starts and logs them. Compare the two."
         )
     memory = policy_name(d.scheduler.memory)
@@ -332,6 +385,8 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
         more = " A gateway can give all replicas one queue." if name == "central" else ""
         more = f" {STICKY_NOTE}" if nearest == STICKY else more
         yield f"{d.parallel.replicas} replicas were behind a {name} router{end}.{more}"
+    if d.parallel.dp > 1 and (name := policy_name(d.scheduler.router)) != "vllm_internal":
+        yield f"The router {name} chose the data-parallel rank of a request; an engine chooses it itself, by its load."
     yield from _host_notes(d, ranks)
     if not math.isinf(d.limits.timeout_s):
         yield (
@@ -343,7 +398,7 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
 
 
 def shares_node(d: Deployment) -> bool:
-    """Return whether one node has all GPUs of a deployment, of both sides."""
+    """Return whether one node has all GPUs of a deployment, of both sides or of all groups."""
     return d.gpus <= d.node.host_gpus and len({(side.gpu.name, side.node.name) for side in d.sides}) == 1
 
 

@@ -14,6 +14,8 @@ import numpy as np
 
 from lengthwise.backend.kubernetes import (
     ENGINES,
+    GATEWAY_FILE,
+    GATEWAY_IMAGE,
     LOAD_S,
     RESERVED,
     TOKEN_SECRET,
@@ -38,9 +40,13 @@ from lengthwise.backend.launch import (
     exports,
     fits_node,
     flags,
+    gateway_router,
+    gateway_toml,
     invocation,
+    of_one_replica,
     published_checkpoint,
     replica_gpus,
+    roles,
     router_policy,
     script,
     shares_node,
@@ -58,11 +64,14 @@ from lengthwise.schema.workload import UNCAPPED, Workload
 PORT = 8000  # port for requests: of the only replica, or of the router in front of several
 PREFILL_PORT, DECODE_PORT = PORT + 100, PORT + 200
 PREFILL_CHANNEL, DECODE_CHANNEL = 5600, 5700  # first ports of the side channels of KV transfers
-MAX_REQUESTS = 1000  # default number of requests of a load test
+DEFAULT_REQUESTS = 1000  # of a load test
 TRACE, PLAN, DYNAMO = "trace.jsonl", "PLAN.json", "dynamo.yaml"
 _ALWAYS = frozenset({"README.md", "load-test.sh", "scenario.toml", TRACE})
 _SPLIT = tuple(f"{engine}-{part}.sh" for engine in ("vllm", "sglang") for part in ("prefill", "decode", "router"))
 _FILES = {*_ALWAYS, *_SPLIT, "vllm.sh", "sglang.sh", "trtllm.sh", OPTIONS, "router.sh", "kubernetes.yaml", DYNAMO}
+_FILES |= {GATEWAY_FILE}
+_OF_GROUP = re.compile(r"(vllm|sglang)-group-[0-9]+\.sh")
+ADMIN_PORT = 9000  # of the gateway in front of groups, whose engines have the ports after PORT
 _ENGINES = {key or "vllm": engine for key, engine in ENGINES.items()}
 _NUMBERED = re.compile(r"([a-z0-9-]+-)?[0-9]+-[a-z0-9-]+")  # [VARIANT-]RANK-NAME
 _HOST = "HOST=${HOST:-127.0.0.1}\n"
@@ -149,22 +158,31 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     priced = "at the catalog's prices" + (" for GPUs and the scenario's for memory" if own_price else "")
     untested = ""
     launches, missing = _launches_of(d)
-    names = {key: [f"{key}.sh"] if d.decode is None else [f"{key}-prefill.sh", f"{key}-decode.sh"] for key in launches}
+    several = len(d.sides) > 1
+    names = {key: [f"{key}-{role}.sh" for role in roles(d)] if several else [f"{key}.sh"] for key in launches}
     if d.decode is not None:
         untested = (
             " vLLM's commands for separate sides ran on CPUs, never on GPUs; those of SGLang and kubernetes.yaml never "
             "ran."
         )
-    notes = {f"{_ENGINES[key].title} ({', '.join(names[key])})": _notes_of(of) for key, of in launches.items()}
+    elif d.groups:
+        untested = " The scripts of several groups and kubernetes.yaml never ran on GPUs."
+    notes = {f"{_ENGINES[key].title} ({', '.join(names[key])})": _notes_of(d, of) for key, of in launches.items()}
     shared = [note for note in next(iter(notes.values())) if all(note in of for of in notes.values())]
     scripts = ", or ".join(" and ".join(f"`sh {name}`" for name in of) for of in names.values())
     versions = ", ".join(_ENGINES[key].release for key in launches)
     given = f"`MODEL=... sh {next(iter(names.values()))[0]}` loads another checkpoint; flags of {versions}"
-    steps = [f"Start the {'engine' if d.decode is None else 'engines'}, {scripts} ({given}).{_where(d)}"]
+    steps = [f"Start the {'engines' if several else 'engine'}, {scripts} ({given}).{_where(d)}"]
     if d.decode is not None:
         router = " or ".join(f"`sh {key}-router.sh`" for key in launches)
         addresses = " PREFILLS and DECODES list the replicas' addresses on their nodes." if not shares_node(d) else ""
         steps.append(f"Start the router in front of both sides, {router} (from PyPI).{addresses}")
+    elif d.groups:
+        edit = "" if shares_node(d) else f" First write the nodes' addresses into {GATEWAY_FILE}."
+        steps.append(
+            "Start the router in front of all groups, `sh router.sh`: lengthwise's gateway (`pip install "
+            f"'lengthwise[gateway]'`), by {GATEWAY_FILE}.{edit}"
+        )
     elif d.parallel.replicas > 1:
         steps.append("Start the router in front of the replicas, `sh router.sh` (vllm-router, from PyPI).")
     where = f"`ENDPOINT=...` if not at port {PORT} of this machine"
@@ -179,6 +197,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     if DYNAMO in manifests:
         steps.append(f"Or run vLLM on NVIDIA Dynamo, by {DYNAMO}: see below.")
     sections = {
+        "The router": [gateway_router(d)[1]] if d.groups else [],
         "All engines": shared,
         **{title: [note for note in of if note not in shared] for title, of in notes.items()},
         "Engines without a script": [f"{_ENGINES[key].title}: {reason}." for key, reason in missing.items()],
@@ -201,13 +220,13 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
 
 
 def _shape_rows(d: Deployment) -> list[str]:
-    """Return a row for each side: its replicas, their division and their GPUs."""
-    roles = ("All replicas",) if d.decode is None else ("Prefill side", "Decode side")
+    """Return a row for each side or group: its replicas, their division and their GPUs."""
     rows = []
-    for role, side in zip(roles, d.sides, strict=True):
+    for role, side in zip(_titles(d), d.sides, strict=True):
         hosts = f", each replica on {hosts_of(side)} hosts" if hosts_of(side) > 1 else ""
         rows.append(
-            f"{role}: {side.parallel.replicas} x ({degrees(side)}), on {side.hardware} ({side.node.name}){hosts}"
+            f"{role or 'All replicas'}: {side.parallel.replicas} x ({degrees(side)}), on {side.hardware} "
+            f"({side.node.name}){hosts}"
         )
     if d.decode is not None and (transfer := d.decode.kv_transfer).link:
         rows.append(
@@ -218,27 +237,34 @@ def _shape_rows(d: Deployment) -> list[str]:
 
 
 def _where(d: Deployment) -> str:
-    """Return where the scripts run if one node does not have all replicas, for each side: on how many nodes."""
+    """Return where the scripts run if one node does not have all replicas, for each part: on how many nodes."""
     if shares_node(d):
         return ""
     texts = []
-    for role, side in zip(("",) if d.decode is None else ("prefill", "decode"), d.sides, strict=True):
+    for role, side in zip(roles(d), d.sides, strict=True):
         hosts = side.parallel.replicas * hosts_of(side)
         if fits_node(side):
             hosts = -(-side.parallel.replicas // _node_replicas(side))
-        of = f"the {role} script" if role else "the script"
+        of = f"the {role} script" if role != "engine" else "the script"
         ranks = " (see the ranks below)" if not fits_node(side) else ""
         texts.append(f"{of} on {hosts} {'node' if hosts == 1 else 'nodes'} with {side.gpu.name}{ranks}")
-    first = " The sides share no node." if d.decode is not None else ""
+    first = " The sides share no node." if d.decode is not None else " The groups share no node." if d.groups else ""
     return f"{first} Run {' and '.join(texts)}, with HOST= the node's address."
 
 
-def _notes_of(launches: Sequence[Launch]) -> list[str]:
-    """Return the notes of an engine's commands; one of only the prefill or only the decode command names its side."""
+def _titles(d: Deployment) -> list[str]:
+    """Return the names of the sides or groups as they begin a row, or "" for all replicas."""
+    if d.decode is not None:
+        return ["Prefill side", "Decode side"]
+    return list(roles(d)) if d.groups else [""]
+
+
+def _notes_of(d: Deployment, launches: Sequence[Launch]) -> list[str]:
+    """Return the notes of an engine's commands; a note of only some of the commands names its side or group."""
     both = [note for note in launches[0].notes if all(note in one.notes for one in launches)]
     own = [
-        f"{side} side: {note}"
-        for side, one in zip(("Prefill", "Decode"), launches, strict=False)
+        f"{title}: {note}"
+        for title, one in zip(_titles(d), launches, strict=True)
         for note in one.notes
         if note not in both
     ]
@@ -258,7 +284,9 @@ def _on_kubernetes(d: Deployment, name: str) -> str:
         "If Hugging Face shows the model as gated, first create the Secret with your token, from a file `token`: "
         f"`kubectl create secret generic {TOKEN_SECRET} --from-file=token`. Then `kubectl apply -f kubernetes.yaml`."
     )
-    if d.parallel.replicas == 1 or d.decode is not None:
+    if d.groups:
+        apply += f" The gateway's image ({GATEWAY_IMAGE}) must be built first; see the file."
+    if d.parallel.replicas == 1 or d.decode is not None or d.groups:
         forward = f"kubectl port-forward service/{name} {PORT}"
         return f"{apply} For the load test, `{forward}` makes the Service's port one of this machine."
     workers = " ".join(f"http://{host}:{PORT}" for host in pod_hosts(d, name))
@@ -285,24 +313,31 @@ def _on_kubernetes(d: Deployment, name: str) -> str:
 
 def _operations(d: Deployment, name: str) -> Iterator[str]:
     """Yield how to operate the pods of kubernetes.yaml: readiness, loading, scale, a lost pod, NIXL."""
-    own = [name] if d.decode is None else [f"{name}-prefill", f"{name}-decode"]
+    parts = roles(d)
+    own = [f"{name}-{role}" for role in parts] if parts[1:] else [name]
     sets = [
         f"statefulset/{one}" if fits_node(side) else f"leaderworkerset/{one}-pods"
         for one, side in zip(own, d.sides, strict=True)
     ]
     pods = f"pods -l app.kubernetes.io/name={name}"
     status = " and ".join(f"`kubectl rollout status {one}`" for one in sets if one.startswith("stateful"))
-    sides = " of both sides and the router" if d.decode is not None else ""
+    sides = " of both sides and the router" if d.decode is not None else " of all groups" if d.groups else ""
     yield (
         f"Ready: `kubectl wait --for=condition=Ready --timeout={LOAD_S // 60}m {pods}` ends when all pods{sides} are "
         f"ready; `kubectl get {pods}` lists them. {f'Progress: {status}.' if status else ''}"
-        + (" The router's pod is ready once its port is open, with or without engines." if sides else "")
+        + (" The router's pod is ready once its port is open, with or without engines." if d.decode is not None else "")
     )
     yield (
         f"Loading: an engine has {LOAD_S // 60} minutes to download, load and compile the model; then Kubernetes "
         "starts its container again (startupProbe). Each new pod downloads the model, unless a volume keeps it."
     )
     scale = " or ".join(f"`kubectl scale {one} --replicas=N`" for one in sets)
+    if d.groups:
+        yield (
+            f"Scale: {scale}. The gateway has the addresses of its ConfigMap and no others: change them there "
+            f"(`kubectl edit configmap/{name}-router`), then `kubectl rollout restart deployment/{name}-router`."
+        )
+        return
     if d.decode is None:
         yield f"Scale: {scale}; the Service then has the pods that are ready."
         yield "A lost pod: its requests fail, and clients must send them again. Kubernetes starts the pod again."
@@ -337,7 +372,7 @@ def load_test(
     *,
     trace: str,
     rate_rps: float,
-    num_requests: int = MAX_REQUESTS,
+    num_requests: int = DEFAULT_REQUESTS,
     base_url: str = "http://127.0.0.1:8000",
 ) -> Launch:
     """Return the command that replays a trace of the workload and measures TTFT, TPOT, ITL and latency.
@@ -408,7 +443,7 @@ def as_benchmarked(workload: Workload) -> Workload:
     return replace(workload, max_tokens=lengths, ignore_eos=ones, priority=priority)
 
 
-def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:
+def write_trace(path: Path | str, workload: Workload, num_requests: int = DEFAULT_REQUESTS) -> None:
     """Write the first requests as JSON lines for ``load_test``: a Mooncake trace with the clients' limits.
 
     Raises OutputError if that fails, and InputError if requests wait for others, which the trace cannot hold.
@@ -460,10 +495,10 @@ def write_launch(
     """Write a launch folder, byte-identical for equal arguments, and return its files.
 
     The folder has scripts for vLLM and SGLang (for TensorRT-LLM too if its rules were simulated), one for each side if
-    prefill and decode replicas are separate. An engine that cannot run the deployment has no script, and the README
-    states the reason. The folder has a router for several replicas, Kubernetes resources of the engine
-    whose rules were simulated if a replica fits a node with NVIDIA GPUs and its checkpoint is known, a load test with
-    its trace, the scenario, and a README.
+    prefill and decode replicas are separate, and one for each group of unlike replicas. An engine that cannot run the
+    deployment has no script, and the README states the reason. The folder has a router for several replicas, Kubernetes
+    resources of the engine whose rules were simulated if a replica fits a node with NVIDIA GPUs and its checkpoint is
+    known, a load test with its trace, the scenario, and a README.
 
     The folder's parent must exist. The load test sends all of ``workload``. The ``claim`` is a sentence with
     the result of the simulation, the ``expectation`` one with that of the load test. Raises InputError if
@@ -473,21 +508,21 @@ def write_launch(
     launches, _ = _launches_of(d)
     title = f"{name}: {d.name}, {degrees(d)}, with"
     texts = {"README.md": "", "scenario.toml": scenario_text}
-    if d.decode is not None:
-        texts |= _split_scripts(d, name)
+    if len(d.sides) > 1:
+        texts |= _scripts_of_parts(d, name)
     else:
         for key, (launch,) in launches.items():
             texts[f"{key}.sh"] = server_script(f"{title} {_ENGINES[key].title}.", launch, d)
     if "trtllm" in launches:
         texts[OPTIONS] = trtllm_options(d)
-    if d.parallel.replicas > 1 and d.decode is None:
+    if d.parallel.replicas > 1 and len(d.sides) == 1:
         texts["router.sh"] = router_script(d)
     (first, *_), rules = next(iter(launches.values())), d.scheduler.engine_rules
     pods = launches.get("vllm" if d.decode is not None else rules or "vllm", ())
     is_known = bool(pods) and PLACEHOLDER not in pods[0].command
     if is_known and is_nvidia(d) and not any(map(spanning_problem, d.sides)):
         texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name), token_secret=TOKEN_SECRET)
-        if "vllm" in launches:
+        if "vllm" in launches and not d.groups:
             texts[DYNAMO] = dynamo_manifest(d, name=dns_name(name), token_secret=TOKEN_SECRET)
     load_launch = load_test(d, workload, trace=TRACE, rate_rps=rate_rps, num_requests=len(workload))
     if expectation:
@@ -540,7 +575,8 @@ def require_replaceable(folder: Path, *, force: bool) -> list[Path]:
             "--force"
         )
     for one in former:
-        if other := sorted({path.name for path in one.iterdir()} - _FILES):
+        others = {path.name for path in one.iterdir()} - _FILES
+        if other := sorted(name for name in others if not _OF_GROUP.fullmatch(name)):
             raise OutputError(
                 f"--force replaces only what a search wrote; {one} also has {', '.join(other)}. Move the folder "
                 "elsewhere, or name another one"
@@ -596,17 +632,20 @@ def scheduled_scripts(engines: ScheduledEngines) -> dict[str, str]:
     note = "" if pairs == engines.pairs else f" Run it on each node: one holds {pairs} of {engines.pairs} pairs."
     prefill_sets = [range(start, start + prefill_gpus) for start in starts]
     decode_sets = [range(start + prefill_gpus, start + pair_gpus) for start in starts]
+    prefill_channels, decode_channels = (range(first, first + pairs) for first in (PREFILL_CHANNEL, DECODE_CHANNEL))
     return {
-        "prefill.sh": _side_script(
-            f"{engines.title}: prefills.{note}", prefill, prefill_sets, PREFILL_PORT, PREFILL_CHANNEL
+        "prefill.sh": _part_script(
+            f"{engines.title}: prefills.{note}", prefill, prefill_sets, PREFILL_PORT, prefill_channels
         ),
-        "decode.sh": _side_script(f"{engines.title}: decodes.{note}", decode, decode_sets, DECODE_PORT, DECODE_CHANNEL),
+        "decode.sh": _part_script(
+            f"{engines.title}: decodes.{note}", decode, decode_sets, DECODE_PORT, decode_channels
+        ),
         "router.sh": _sides_router_script("vllm", pairs, pairs, "round_robin"),
     }
 
 
 def _launches_of(d: Deployment) -> tuple[dict[str, tuple[Launch, ...]], dict[str, str]]:
-    """Return the commands of each engine that can run a deployment, one for each side, and why others cannot.
+    """Return the commands of each engine that can run a deployment, one for each part, and why others cannot.
 
     Raises InputError if none can.
     """
@@ -614,7 +653,8 @@ def _launches_of(d: Deployment) -> tuple[dict[str, tuple[Launch, ...]], dict[str
     for key in (*(["trtllm"] if d.scheduler.trtllm is not None and d.decode is None else []), "vllm", "sglang"):
         try:
             if d.decode is None:
-                launches[key] = (_ENGINES[key].launch(d, port=_first_port(d), device=device),)
+                port, launch = _first_port(d), _ENGINES[key].launch
+                launches[key] = tuple(launch(side, port=port, device=device) for side in of_one_replica(d))
             elif key == "vllm":
                 launches[key] = split_launches(*d.sides, device=device, notes=disaggregated_notes(d))
             else:
@@ -627,35 +667,56 @@ def _launches_of(d: Deployment) -> tuple[dict[str, tuple[Launch, ...]], dict[str
     return launches, missing
 
 
-def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
-    """Return the scripts of both sides and of their router by file name, for vLLM and SGLang."""
-    sides = dict(zip(("prefill", "decode"), d.sides, strict=True))
+def _scripts_of_parts(d: Deployment, name: str) -> dict[str, str]:
+    """Return by file name the scripts of both sides or of all groups, and of their router, for vLLM and SGLang."""
+    parts = dict(zip(roles(d), d.sides, strict=True))
     is_one_node = shares_node(d)
-    first, texts = 0, dict[str, str]()
+    first, port, texts, ports = 0, PORT + 1, dict[str, str](), {"prefill": PREFILL_PORT, "decode": DECODE_PORT}
     gpu_sets: dict[str, list[range]] = {}
-    for side, of in sides.items():
-        width = min(replica_gpus(of), d.node.host_gpus)
+    for role, of in parts.items():
+        width = min(replica_gpus(of), of.node.host_gpus)
         starts = range(first, first + _node_replicas(of) * width, width)
-        gpu_sets[side] = [range(start, start + width) for start in starts]
+        gpu_sets[role] = [range(start, start + width) for start in starts]
         first = starts.stop if is_one_node else 0
+        port = ports.setdefault(role, port) + len(starts)
     launches, _ = _launches_of(d)
-    for engine, side, launch in ((e, s, one) for e, of in launches.items() for s, one in zip(sides, of, strict=True)):
-        of, sets = sides[side], gpu_sets[side]
-        title = f"{name}: {d.name}, the {side} side, {degrees(of)}, on {of.hardware}."
+    for engine, role, launch in ((e, r, one) for e, of in launches.items() for r, one in zip(parts, of, strict=True)):
+        of, sets = parts[role], gpu_sets[role]
+        what = role if d.groups else f"the {role} side"
+        title = f"{name}: {d.name}, {what}, {degrees(of)}, on {of.hardware}."
         if not is_one_node:
-            title += (
-                f" A node has {len(sets)} of its {of.parallel.replicas} replicas: run this on each node, with HOST= "
-                "its address."
-            )
-        port, channel = (PREFILL_PORT, PREFILL_CHANNEL) if side == "prefill" else (DECODE_PORT, DECODE_CHANNEL)
-        channel = BOOTSTRAP_PORT if engine == "sglang" else channel
-        texts[f"{engine}-{side}.sh"] = _side_script(title, launch, sets, port, channel)
-    policy, other = map(router_policy, sides.values())
+            some = f"A node has {len(sets)} of its {of.parallel.replicas} replicas: run this on each node"
+            all_here = len(sets) == of.parallel.replicas
+            title += f" {'Run this on a node of its own' if all_here else some}, with HOST= its address."
+        channel = PREFILL_CHANNEL if role == "prefill" else DECODE_CHANNEL
+        # Each data-parallel rank of vLLM has a side channel, those of SGLang have one bootstrap server together.
+        channel, channels = (BOOTSTRAP_PORT, 1) if engine == "sglang" else (channel, of.parallel.dp)
+        of_side = None if d.groups else range(channel, channel + channels * len(sets), channels)
+        texts[f"{engine}-{role}.sh"] = _part_script(title, launch, sets, ports[role], of_side)
+    if d.groups:
+        return texts | _gateway_files(d, gpu_sets, ports)
+    policy, other = map(router_policy, parts.values())
     note = f"The decode side was behind a {other} router; the command has one policy for both sides."
     notes, (prefills, decodes) = (note,) if other != policy else (), map(len, gpu_sets.values())
     for engine in launches:
         texts[f"{engine}-router.sh"] = _sides_router_script(engine, prefills, decodes, policy, notes)
     return texts
+
+
+def _gateway_files(d: Deployment, gpu_sets: Mapping[str, list[range]], ports: Mapping[str, int]) -> dict[str, str]:
+    """Return the file of lengthwise's gateway in front of all groups, and the script that starts it."""
+    urls = {}
+    for role, side in zip(roles(d), d.sides, strict=True):
+        count = len(gpu_sets[role])
+        nodes = ["127.0.0.1" if shares_node(d) else f"{role}-node-{i // count}" for i in range(side.parallel.replicas)]
+        urls[role] = [f"http://{node}:{ports[role] + i % count}" for i, node in enumerate(nodes)]
+    body = f'{_HOST}\nexec lengthwise serve "$(dirname "$0")/{GATEWAY_FILE}" --host "$HOST"\n'
+    note = (
+        f"Install it: pip install 'lengthwise[gateway]'. It listens at HOST, port {PORT}, and {GATEWAY_FILE} has the "
+        "addresses of the engines."
+    )
+    texts = {GATEWAY_FILE: gateway_toml(d, urls, host="127.0.0.1", admin_port=ADMIN_PORT)}
+    return texts | {"router.sh": script("The router in front of all groups.", Launch((), notes=(note,)), body)}
 
 
 def _sides_router_script(engine: str, prefills: int, decodes: int, policy: str, notes: tuple[str, ...] = ()) -> str:
@@ -682,21 +743,26 @@ def _sides_router_script(engine: str, prefills: int, decodes: int, policy: str, 
     return script(title, Launch((program,), notes=notes), body)
 
 
-def _side_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: int, channel: int) -> str:
+def _part_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: int, channels: range | None) -> str:
+    """Return a script that starts the replicas of a side or group on a node.
+
+    A replica of a side transfers KV cache through the ports from its item of ``channels`` on. Groups have none.
+    """
     replaced = {"serve": '"$MODEL"', "--model-path": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
     replaced["--disaggregation-bootstrap-port"] = '"$3"'
     command = invocation(launch.command, replaced, "  ")
     head = default_model(_model_of(launch.command)) + _HOST
     variables = {"CUDA_VISIBLE_DEVICES": "$1"}
-    if "--model-path" not in launch.command:
+    if "--model-path" not in launch.command and channels is not None:
         variables |= {"VLLM_NIXL_SIDE_CHANNEL_PORT": "$3", "VLLM_NIXL_SIDE_CHANNEL_HOST": "$HOST"}
     serve = (
-        "# serve GPUS PORT CHANNEL\nserve() {\n"
+        f"# serve GPUS PORT{' CHANNEL' if channels is not None else ''}\nserve() {{\n"
         f"  {' '.join(f'{name}={value}' for name, value in variables.items())}\n"
         f"  export {' '.join(variables)}\n"
         f"  exec {command}\n}}\n"
     )
-    calls = [f"serve {','.join(map(str, gpus))} {port + i} {channel + i}" for i, gpus in enumerate(gpu_sets)]
+    last = [""] * len(gpu_sets) if channels is None else [f" {channel}" for channel in channels]
+    calls = [f"serve {','.join(map(str, gpus))} {port + i}{last[i]}" for i, gpus in enumerate(gpu_sets)]
     if len(calls) == 1:
         start = f"{calls[0]}\n"
     else:

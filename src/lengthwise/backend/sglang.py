@@ -169,6 +169,8 @@ def _notes(d: Deployment) -> Iterator[str]:
 
 
 def _memory_notes(d: Deployment) -> Iterator[str]:
+    if d.scheduler.sglang is not None and d.scheduler.async_scheduling:
+        return
     if d.scheduler.sglang is not None:
         yield "Steps were simulated one after the other; SGLang prepares the next one meanwhile (overlap schedule)."
         return

@@ -67,8 +67,8 @@ def head_parameters(spec: ModelSpec) -> int:
 def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
     """Return the bytes of all weights, stored as ``dtype`` or, if None, as published.
 
-    A format below 16 bits applies only to the layers (with scales), as in published FP8, AWQ and GPTQ checkpoints, and
-    FP4 in models with experts only to these (``dense_dtype``). Raises UnknownNameError if the dtype is unknown.
+    As in published checkpoints, formats below 16 bits apply only to the layers (with scales), and some of them only to
+    routed experts (``dense_dtype``). Raises UnknownNameError if the dtype is unknown.
     """
     tables = embedding_parameters(spec) + head_parameters(spec)
     narrow = sum(_narrow_parameters(spec, index) for index in range(spec.layers))
@@ -77,11 +77,11 @@ def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
 
 
 def dense_dtype(spec: ModelSpec, dtype: str | None = None) -> str:
-    """Return the dtype of the weights of layers that are not those of routed experts, of a checkpoint in ``dtype``.
+    """Return the dtype of a layer's weights other than those of routed experts, in a checkpoint in ``dtype``.
 
-    FP4 is that of the routed experts alone, as in NVIDIA's checkpoints in NVFP4 of Kimi-K2 and Qwen3.5
-    (``hf_quant_config.json`` excludes attention and shared experts) and in gpt-oss; with ``fp4_outputs`` also of output
-    projections and MLPs. INT4 (AWQ, GPTQ) is that of all layers, except with ``int4_experts``.
+    In models with experts, FP4 applies to the routed experts alone, as in gpt-oss and in NVIDIA's NVFP4 checkpoints of
+    Kimi-K2 and Qwen3.5 (``hf_quant_config.json`` excludes attention and shared experts). With ``fp4_outputs`` output
+    projections and MLPs are FP4, too. INT4 (AWQ, GPTQ) applies to all weights or, with ``int4_experts``, to experts.
     """
     name = dtype_name(dtype or spec.dtype)
     experts_only = name == "fp4" or (name == "int4" and spec.metadata.int4_experts)
@@ -192,7 +192,7 @@ def _ffn(spec: ModelSpec, *, dense: bool) -> int:
 
 
 def _narrow_parameters(spec: ModelSpec, index: int) -> int:
-    """Return the weights of a layer that are in the published dtype, if all others are in ``dense_dtype``."""
+    """Return the number of weights of a layer that have the checkpoint's dtype. All others have ``dense_dtype``."""
     outputs, attention, ffn = 0, spec.attention, spec.ffn
     if spec.metadata.fp4_outputs:
         width = ffn.intermediate if _is_dense(spec, index) else ffn.shared_intermediate

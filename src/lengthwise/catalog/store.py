@@ -36,7 +36,7 @@ def model(name_or_path: str | Path) -> ModelSpec:
     if not path.is_dir() and path.suffix != ".json":
         if (variant := _variant(str(name_or_path))) is not None:
             return variant
-        raise UnknownNameError("model", str(name_or_path), models(), or_else="the path of its config.json")
+        raise UnknownNameError("model", str(name_or_path), models(), alternative="the path of its config.json")
     file = path / "config.json" if path.is_dir() else path
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     try:
@@ -171,7 +171,8 @@ def _variant(name: str) -> ModelSpec | None:
 
 def _find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
     if (spec := _lookup(name, known)) is None:
-        raise UnknownNameError(kind, name, known)
+        other = {"GPU": "a .toml file with its data", "node": "a .toml file of it"}.get(kind, "")
+        raise UnknownNameError(kind, name, known, alternative=other)
     return spec
 
 

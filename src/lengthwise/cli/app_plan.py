@@ -96,8 +96,8 @@ def show(plan: AppPlan, details: AppFacts) -> None:
         stage_cells = (str(number), duration(stage.start_s), duration(stage.end_s))
         for model in stage.plans:
             after = duration(ready[model.model][1]) if model.model in ready else ""
-            on = (plan.models[model.model], text.shape(model), text.gpus_text(model, is_mixed=details.is_mixed))
-            rows.append((*stage_cells, *on, after, "finishes" if stage.ends_by == model.model else ""))
+            placement = (plan.models[model.model], text.shape(model), text.gpus_text(model, is_mixed=details.is_mixed))
+            rows.append((*stage_cells, *placement, after, "finishes" if stage.ends_by == model.model else ""))
             stage_cells = ("", "", "")  # only in the first row of a stage
     drops = ("ready after", "from") if details.is_mixed else ("ready after", "GPUs", "from")
     print_table(("stage", "from", "to", "model", "replicas", "GPUs", "ready after", ""), rows, wraps=(), drops=drops)

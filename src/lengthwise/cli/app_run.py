@@ -13,7 +13,7 @@ from typer import Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import AppFile, HtmlReport, Nodes, Quiet
-from lengthwise.cli.progress import compile_note
+from lengthwise.cli.progress import compile_note, line_interval_s
 
 if TYPE_CHECKING:
     from lengthwise.apps.run import ModelProgress, Progress
@@ -132,7 +132,7 @@ def _print_end(done: AppRun, report: Path | None) -> None:
 def progress_display(notes: Sequence[str], *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
     """Yield a function that shows progress on standard error: a table on a terminal, otherwise lines.
 
-    The time between lines is 2 % of the elapsed time, but at least 10 s and at most 10 minutes.
+    The time between lines is ``line_interval_s``.
     Notes are printed just before the first progress, so that a run that cannot start prints only an error.
     """
     if quiet:
@@ -146,7 +146,7 @@ def progress_display(notes: Sequence[str], *, quiet: bool) -> Iterator[Callable[
         while pending:
             typer.echo(pending.pop(0), err=True)
         if progress.at_s >= next_s:
-            next_s = progress.at_s + min(600.0, max(10.0, progress.at_s * 0.02))
+            next_s = progress.at_s + line_interval_s(progress.at_s)
             typer.echo(line(progress), err=True)
 
     if not sys.stderr.isatty():

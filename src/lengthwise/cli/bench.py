@@ -51,7 +51,7 @@ def run(
     ] = None,
     slo: Goodput = None,
     warmup: Annotated[int, Option(min=0, help="Number of requests before the run, which do not count.")] = 3,
-    time_limit: Annotated[float | None, Option(help="Stop after so many seconds; default: no limit.")] = None,
+    time_limit: Annotated[float | None, Option(help="Seconds after which to stop; default: no limit.")] = None,
     stall: Annotated[float, Option(help="Seconds without a byte after which a request fails.")] = 120.0,
     timeout: Annotated[float, Option(help="Seconds after which a request fails.")] = 900.0,
     shared_prefix: Annotated[float, Option(min=0, max=1, help="Share of each prompt that all have in common.")] = 0.0,

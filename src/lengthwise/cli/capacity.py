@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-import json as json_module
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from lengthwise.cli import options, outputs, progress
-from lengthwise.cli.options import CostSource, Jobs, JsonFile, Quiet, ScenarioFile
-from lengthwise.schema.errors import InputError
+from lengthwise.cli.options import (
+    CostSource,
+    Gpu,
+    Jobs,
+    JsonFile,
+    Limits,
+    Model,
+    OptionalScenario,
+    Quiet,
+    Tp,
+    WorkloadName,
+)
 
 if TYPE_CHECKING:
     from lengthwise.usecases.capacity import VariantCapacity
 
 EXAMPLES = """\b
 Examples:
+  lengthwise capacity --model qwen3-32b --gpu H100 --workload 1000/200 --limit ttft.p90=2s
   lengthwise capacity examples/chat-70b.toml
   lengthwise capacity examples/chat-70b.toml --limit ttft.p90=2s --limit tbt.p99=200ms
 """
 
 
 def run(
-    scenario_file: ScenarioFile,
+    scenario_file: OptionalScenario = None,
     *,
-    limit: Annotated[
-        list[str] | None, Option(metavar="METRIC=BOUND", help="Limit, instead of [search.limits]; repeatable.")
-    ] = None,
+    model: Model = None,
+    gpu: Gpu = None,
+    tp: Tp = None,
+    workload: WorkloadName = None,
+    limit: Limits = None,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=8")] = None,
     variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
@@ -40,15 +52,18 @@ def run(
 
     The rate has a confidence interval. By default 99 % of the requests must be scheduled within 5 s.
     """
-    from lengthwise import config
+    given = {"precision": precision, "seeds": seeds}
+    search = [(f"--{name}", f"search.{name}={value}") for name, value in given.items() if value is not None]
+    from lengthwise.usecases import short_options
 
-    given = {"limits": _inline_table(limit) if limit else None, "precision": precision, "seeds": seeds}
-    search = [
-        (f"--{name.replace('limits', 'limit')}", f"search.{name}={value}")
-        for name, value in given.items()
-        if value is not None
-    ]
-    scenario = config.load(scenario_file, [*options.overrides(set_, cost), *search])
+    scenario = short_options.scenario_of(
+        scenario_file,
+        [*options.overrides(set_, cost), *short_options.limits(limit), *search],
+        model=model,
+        gpu=gpu,
+        tp=tp,
+        workload=workload,
+    )
     if variant is not None:
         scenario = scenario.only(variant)
     outputs.require_outputs(json, None, scenario.files)
@@ -61,16 +76,6 @@ def run(
         show(found)
     if json is not None:
         outputs.write_text(json, capacities_json(found))
-
-
-def _inline_table(limits: list[str]) -> str:
-    pairs = []
-    for text in limits:
-        metric, equals, bound = (part.strip() for part in text.partition("="))
-        if not (metric and equals):
-            raise InputError(f"--limit takes METRIC=BOUND, such as ttft.p90=2s; it is {text!r}")
-        pairs.append(f"{json_module.dumps(metric)} = {options.toml_value(bound)}")
-    return f"{{ {', '.join(pairs)} }}"
 
 
 def show(found: list[VariantCapacity]) -> None:

@@ -14,6 +14,9 @@ from lengthwise.cli.tables import count, gib, print_properties, print_table, si
 from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, LinkSpec
 
+Entries = list[tuple[str, list[tuple[str, str]]]]
+"""Titles, each with its names and values."""
+
 EXAMPLES = """\b
 Examples:
   lengthwise catalog gpus
@@ -26,7 +29,8 @@ def _complete_kind(incomplete: str) -> list[str]:
 
 
 def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
-    return [name for name in names(context.params.get("kind") or "") if name.startswith(incomplete)]
+    kind = context.params.get("kind")
+    return [name for name in names(kind) if name.startswith(incomplete)] if kind in _KINDS else []
 
 
 def run(
@@ -44,16 +48,31 @@ def run(
         rows = [(kind, str(pages.size()), f"lengthwise catalog {kind}") for kind, pages in _KINDS.items()]
         print_table(("kind", "entries", "show them"), rows)
         return None
+    if name is None:
+        return _pages(kind).show_all()
+    for title, properties in entry(kind, name):
+        print_properties(title, properties)
+    return None
+
+
+def _pages(kind: str) -> _Pages:
     for known in (kind, f"{kind}s", f"{kind[:-1]}ies"):  # "gpu" and "policy" are accepted
         if known in _KINDS:
-            pages = _KINDS[known]
-            return pages.show_all() if name is None else pages.show(name)
+            return _KINDS[known]
     raise UnknownNameError("kind of catalog entry", kind, _KINDS)
 
 
 def names(kind: str) -> list[str]:
-    """Return the sorted names of a kind of entry ("models") for shell completion, or [] for an unknown kind."""
-    return sorted(_KINDS[kind].names()) if kind in _KINDS else []
+    """Return the sorted names of a kind of entry ("models"). Raises UnknownNameError for an unknown kind."""
+    return sorted(_pages(kind).names())
+
+
+def entry(kind: str, name: str) -> Entries:
+    """Return the properties of an entry as pairs of text; a policy has them for each axis with its name.
+
+    Raises UnknownNameError for an unknown kind or name.
+    """
+    return _pages(kind).entries(name)
 
 
 def _show_models() -> None:
@@ -76,7 +95,7 @@ def _show_models() -> None:
     print_table(columns, rows, wraps=("attention", "feed-forward"), drops=drops)
 
 
-def _show_model(name: str) -> None:
+def _model_properties(name: str) -> Entries:
     m = catalog.model(name)  # or a config.json
     published, states = m.metadata.published_params, catalog.state_bytes_per_sequence(m)
     properties = [
@@ -96,7 +115,7 @@ def _show_model(name: str) -> None:
         ("source", m.metadata.source),
         ("simplified", " ".join(catalog.approximations(m))),
     ]
-    print_properties(m.name, properties)
+    return [(m.name, properties)]
 
 
 def _attention(a: AttentionSpec) -> str:
@@ -133,7 +152,7 @@ def _show_gpus() -> None:
     print_table(("GPU", "memory", "bandwidth", "16 bits", "fp8", "TDP", "price"), rows, drops=("TDP", "fp8"))
 
 
-def _show_gpu(name: str) -> None:
+def _gpu_properties(name: str) -> Entries:
     g = catalog.gpu(name)
     properties = [
         ("memory", gib(g.memory_bytes)),
@@ -146,7 +165,7 @@ def _show_gpu(name: str) -> None:
         ("also called", ", ".join(g.aliases)),
         ("source", g.source),
     ]
-    print_properties(g.name, properties)
+    return [(g.name, properties)]
 
 
 def _show_nodes() -> None:
@@ -158,7 +177,7 @@ def _show_nodes() -> None:
     print_table(columns, rows, drops=("beyond them", "GPUs it joins"))
 
 
-def _show_node(name: str) -> None:
+def _node_properties(name: str) -> Entries:
     n = catalog.node(name)
     properties = [
         ("GPUs", str(n.gpus)),
@@ -168,7 +187,7 @@ def _show_node(name: str) -> None:
         ("also called", ", ".join(n.aliases)),
         ("source", n.source),
     ]
-    print_properties(n.name, properties)
+    return [(n.name, properties)]
 
 
 def _link(link: LinkSpec) -> str:
@@ -202,13 +221,15 @@ def _show_policies() -> None:
     print_table(("axis", "name", "what it does"), rows)
 
 
-def _show_policy(name: str) -> None:
+def _policy_properties(name: str) -> Entries:
     rows = [row for row in _policies() if row[1].partition("(")[0] == name.partition("(")[0]]
     if not rows:
         raise UnknownNameError("policy", name, _policy_names())
+    entries = []
     for axis, found, doc in rows:
         details = _scheduler_details(found) if axis == "scheduler" else _policy_details(axis, found)
-        print_properties(found, [("axis", axis), ("what it does", doc), *details])
+        entries.append((found, [("axis", axis), ("what it does", doc), *details]))
+    return entries
 
 
 def _scheduler_details(name: str) -> list[tuple[str, str]]:
@@ -240,7 +261,7 @@ def _show_workloads() -> None:
     print_table(("workload", "what it is"), rows)
 
 
-def _show_workload(name: str) -> None:
+def _workload_properties(name: str) -> Entries:
     p = workload.preset(name)
     properties = [
         ("what it is", p.description),
@@ -249,20 +270,20 @@ def _show_workload(name: str) -> None:
         ("source", p.source),
         ("license", p.license),
     ]
-    print_properties(p.name, properties)
+    return [(p.name, properties)]
 
 
 class _Pages(NamedTuple):
     names: Callable[[], Iterable[str]]
     size: Callable[[], int]
     show_all: Callable[[], None]
-    show: Callable[[str], None]
+    entries: Callable[[str], Entries]
 
 
 _KINDS = {
-    "models": _Pages(catalog.models, lambda: len(catalog.models()), _show_models, _show_model),
-    "gpus": _Pages(catalog.gpus, lambda: len(catalog.gpus()), _show_gpus, _show_gpu),
-    "nodes": _Pages(catalog.nodes, lambda: len(catalog.nodes()), _show_nodes, _show_node),
-    "policies": _Pages(_policy_names, lambda: len(_policies()), _show_policies, _show_policy),
-    "workloads": _Pages(workload.presets, lambda: len(workload.presets()), _show_workloads, _show_workload),
+    "models": _Pages(catalog.models, lambda: len(catalog.models()), _show_models, _model_properties),
+    "gpus": _Pages(catalog.gpus, lambda: len(catalog.gpus()), _show_gpus, _gpu_properties),
+    "nodes": _Pages(catalog.nodes, lambda: len(catalog.nodes()), _show_nodes, _node_properties),
+    "policies": _Pages(_policy_names, lambda: len(_policies()), _show_policies, _policy_properties),
+    "workloads": _Pages(workload.presets, lambda: len(workload.presets()), _show_workloads, _workload_properties),
 }

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from lengthwise.cli import options
-from lengthwise.cli.options import CostSource, ScenarioFile
+from lengthwise.cli.options import CostSource, Gpu, Model, OptionalScenario, Tp, WorkloadName
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
@@ -19,14 +19,19 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
+  lengthwise explain --model qwen3-32b --gpu L40S
   lengthwise explain examples/chat-70b.toml --set deployment.tp=2
   lengthwise explain examples/multi-turn.toml --variant "prefix cache" --request 17
 """
 
 
 def run(
-    scenario_file: ScenarioFile,
+    scenario_file: OptionalScenario = None,
     *,
+    model: Model = None,
+    gpu: Gpu = None,
+    tp: Tp = None,
+    workload: WorkloadName = None,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=2")] = None,
     variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
@@ -40,11 +45,13 @@ def run(
     Lists the largest batches, each operator's time and the resource that bounds it, without a simulation. With
     --request, it simulates the first seed and shows what the request waited for, and what the prefix cache saved.
     """
-    from lengthwise import config
+    from lengthwise.usecases import short_options
     from lengthwise.usecases.explain import by_group, explain, explain_request
     from lengthwise.usecases.variants import build
 
-    scenario = config.load(scenario_file, options.overrides(set_, cost))
+    scenario = short_options.scenario_of(
+        scenario_file, options.overrides(set_, cost), model=model, gpu=gpu, tp=tp, workload=workload
+    )
     if variant is not None:
         scenario = scenario.only(variant)
     options.print_notes(scenario.notes)
@@ -276,18 +283,18 @@ def _show_engines(variant: Variant) -> None:
         for key in keys:
             values = {name: one[section][key] for name, one in zip(order, defaults, strict=True)}
             if key == "enable_prefix_caching":
-                values = {name: "true" if on else "false*" for name, on in values.items()}
+                values = {name: "true" if cached else "false*" for name, cached in values.items()}
             values["here"] = getattr(getattr(variant.scenario, section), key)
             if key == "prefix_cache":  # TensorRT-LLM's is not modelled
                 refusing = ["here"] if variant.deployment.scheduler.trtllm is not None else []
                 values |= dict.fromkeys(["trtllm", *refusing], "not modelled")
             rows.append((f"{section}.{key}", *(_toml_value(one) for one in values.values())))
-    overlap = ["false*" if name == "vllm" else "not modelled" for name in order]
+    overlap = ["not modelled" if name == "trtllm" else "false*" for name in order]
     rows.append(("scheduler.async_scheduling", *overlap, _toml_value(variant.deployment.scheduler.async_scheduling)))
     print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
     typer.echo(
-        "* The server does so by default; vLLM here, too, with true. Overlapping steps, the default of SGLang and "
-        "TensorRT-LLM, are not modelled."
+        "* The server does so by default, and here, too, with true. Overlapping steps, the default of TensorRT-LLM, "
+        "are not modelled."
     )
     typer.echo()
 

@@ -127,11 +127,7 @@ def _show(study: KvStudy) -> None:
     out = console()
     out.print(", ".join((study.name, *study.metadata)), style="dim", highlight=False)
     heads, rows = size_rows(study)
-    cells = [
-        [one if isinstance(one, str) else f"{one.text} {one.interval} {one.model}".strip() for one in row]
-        for row in rows
-    ]
     drops = "blocks found, %", "$ per M tokens", "prefill saved, %", "$ per saved s", "GB", "saved, s/h"
-    print_table(heads, cells, drops=drops)
+    print_table(heads, rows, drops=drops)
     for line in (*answers(study), *(f"note: {note}" for note in study.notes)):
         out.print(line, highlight=False)

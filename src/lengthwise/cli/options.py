@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,19 @@ if TYPE_CHECKING:
     from lengthwise.config.scenario import Override
 
 ScenarioFile = Annotated[Path, Argument(metavar="SCENARIO", help="A .toml or .yaml file.")]
+OptionalScenario = Annotated[
+    Path | None, Argument(metavar="[SCENARIO]", help="A .toml or .yaml file; or give --model and --gpu.")
+]
+Model = Annotated[str | None, Option(metavar="NAME", help="Model of the catalog, or a config.json.")]
+Gpu = Annotated[str | None, Option(metavar="NAME", help="GPU of the catalog.")]
+Tp = Annotated[int | None, Option(min=1, help="Tensor parallelism; without a file: the smallest that fits.")]
+Rate = Annotated[str | None, Option(metavar="RPS", help="Requests per second.")]
+Limits = Annotated[
+    list[str] | None, Option(metavar="METRIC=BOUND", help="Limit, instead of [search.limits]; repeatable.")
+]
+WorkloadName = Annotated[
+    str | None, Option("--workload", metavar="NAME", help="A preset, a trace file, or PROMPT/OUTPUT tokens: 1000/200.")
+]
 AppFile = Annotated[Path, Argument(metavar="APP", help="A .toml or .yaml file of an application.")]
 Nodes = Annotated[
     list[str] | None, Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable.")
@@ -51,15 +63,6 @@ def setting(example: str) -> Any:
 def overrides(set_: list[str] | None, cost: str | None) -> list[Override]:
     """Return the settings of ``--set`` and then ``--cost``. If two settings have the same key, the last one counts."""
     return [*(set_ or ()), *([] if cost is None else [("--cost", f"deployment.cost={cost}")])]
-
-
-def toml_value(text: str) -> str:
-    """Return the text unchanged if it is a number, and otherwise as a TOML string."""
-    try:
-        float(text)
-    except ValueError:
-        return json.dumps(text)
-    return text
 
 
 def print_notes(notes: Iterable[str], *, quiet: bool = False) -> None:

@@ -22,6 +22,7 @@ from lengthwise.schema.errors import InputError
 
 COMMANDS = {
     "simulate": "Simulate a scenario: latency, goodput and cost of a deployment.",
+    "ui": "Open a planner in the browser: every move of a slider simulates the deployment again.",
     "capacity": "Find the request rate that a deployment sustains within limits.",
     "search": "Find the deployment with the most requests per dollar within limits.",
     "speculation": "Show whether speculative decoding helps at your load.",
@@ -61,6 +62,9 @@ COMMANDS = {
     "workload": "Summarize traces, scenarios and presets.",
     "workload show": "Show counts, rates, sessions and a sketch of the lengths of a trace, a scenario or a preset.",
     "catalog": "List models, GPUs, nodes, policies and presets.",
+    "examples": "List the examples, or copy them into a folder.",
+    "doctor": "Check this installation: versions, compiled code, optional parts, engines, GPUs.",
+    "mcp": "Serve simulate, capacity, search, explain, compare, plan and catalog as tools for agents (MCP).",
 }
 """Summary of each command and group, in the order of the help page."""
 
@@ -178,7 +182,6 @@ app = typer.Typer(
     cls=CommandGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
     epilog=_examples(""),
     context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
 )
@@ -192,13 +195,38 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+START = """lengthwise plans, simulates and schedules LLM inference by output length. Five tasks to start with:
+
+What latency, throughput and cost does a deployment have at this load?
+  lengthwise simulate --model llama-3.1-8b --gpu H100 --rate 20
+
+Which GPUs serve this load at the lowest price within limits?
+  lengthwise search --model llama-3.1-70b --gpu H100,H200,L40S --rate 5
+
+Which schedule serves the most requests under a latency bound?
+  lengthwise schedule examples/schedule-70b-5s.toml
+
+How do several models finish many rows soonest on these GPUs?
+  lengthwise app plan examples/apps/ensemble.toml --node 8xA100-80GB@pairs
+
+What does an order by predicted length gain, in front of running engines?
+  lengthwise serve --demo
+
+All commands: lengthwise --help. Options of one: lengthwise simulate --help.
+"""
+
+
+@app.callback(invoke_without_command=True)
 def _program(
+    ctx: typer.Context,
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Plan, simulate and schedule LLM inference by output length."""
+    del version  # printed by its callback
+    if ctx.invoked_subcommand is None:
+        typer.echo(START, nl=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

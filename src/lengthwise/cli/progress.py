@@ -1,14 +1,40 @@
-"""Progress of a command on standard error: a bar on a terminal, in a pipe only that the simulator is compiled."""
+"""Progress of a command on standard error: a bar on a terminal; elsewhere lines, of long work only."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import typer
 
 COMPILE_S = 30
+LINE_S, LONGEST_LINE_S, LINE_SHARE = 10.0, 600.0, 0.02
+
+
+def line_interval_s(elapsed_s: float) -> float:
+    """Return the seconds until the next line of progress: 2 % of the time so far, from 10 s to 10 minutes."""
+    return min(LONGEST_LINE_S, max(LINE_S, LINE_SHARE * elapsed_s))
+
+
+def lines(clock: Callable[[], float] = time.monotonic) -> Callable[[str, float, float], None]:
+    """Return a function of (step, done, total) that prints a line now and then, the first one after ``LINE_S``.
+
+    A total of 0 means unknown. The lines are for logs, where a bar would leave one line for each redraw.
+    """
+    started_s, next_s = clock(), line_interval_s(0)
+
+    def advance(step: str, done: float, total: float) -> None:
+        nonlocal next_s
+        elapsed_s = clock() - started_s
+        if elapsed_s < next_s:
+            return
+        next_s = elapsed_s + line_interval_s(elapsed_s)
+        share = f" of {total:,.0f} ({min(1.0, done / total):.0%})" if total else ""
+        typer.echo(f"{elapsed_s:,.0f} s: {step} {done:,.0f}{share}", err=True)
+
+    return advance
 
 
 @contextmanager
@@ -17,10 +43,14 @@ def bar(
 ) -> Iterator[Callable[..., None]]:
     """Show a bar, and yield a function of (done, total, description) that moves it. A total of 0 means unknown.
 
-    If ``counts``, done and total are also shown as numbers.
+    If ``counts``, done and total are also shown as numbers. Without a terminal it prints ``lines``.
     """
-    if quiet or not sys.stderr.isatty():
+    if quiet:
         yield lambda *_: None
+        return
+    if not sys.stderr.isatty():
+        printed, name = lines(), label.partition(" {")[0]
+        yield lambda done, total, *of: printed(" ".join([name, *filter(None, of)]), done, total)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

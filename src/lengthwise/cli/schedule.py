@@ -49,7 +49,7 @@ def run(
 ) -> None:
     """Find the best schedule under a latency bound (RRA, WAA).
 
-    After ExeGPT: by the lengths of prompts and outputs, it chooses which GPUs prefill, in which batches and how often.
+    The method is ExeGPT's: the lengths of prompts and outputs decide which GPUs prefill, in which batches, how often.
     """
     start_s = time.monotonic()
 
@@ -97,7 +97,9 @@ def settings(
     """Return the command's options and the settings of [schedule] that they make, in the form that ``--set`` takes."""
     changes: dict[str, Any] = {"gpus": gpus, "threshold": threshold}
     if latency_bound is not None:
-        changes["latency_bound"] = options.toml_value(latency_bound)
+        from lengthwise.usecases.short_options import toml_value
+
+        changes["latency_bound"] = toml_value(latency_bound)
     changes["bound_for"] = None if bound_for is None else json_module.dumps(bound_for)
     for key, text in (("strategies", strategy), ("baselines", baselines)):
         if text is not None:

@@ -8,15 +8,26 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from lengthwise.cli import options, outputs
-from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet
-from lengthwise.cli.progress import compile_note
-from lengthwise.schema.errors import InputError
+from lengthwise.cli.options import (
+    CostSource,
+    HtmlReport,
+    Jobs,
+    JsonFile,
+    Limits,
+    Model,
+    OptionalScenario,
+    Quiet,
+    Rate,
+    WorkloadName,
+)
+from lengthwise.cli.progress import compile_note, lines
 
 EXAMPLES = """\b
 Examples:
+  lengthwise search --model llama-3.1-70b --gpu H100,H200,L40S --rate 5
   lengthwise search examples/buy-70b.toml
   lengthwise search examples/buy-70b.toml --report plan.html --deploy launch
   lengthwise search examples/vidur-study.toml --resume study --jobs 2
@@ -24,8 +35,13 @@ Examples:
 
 
 def run(
-    scenario_file: Annotated[Path, Argument(metavar="SCENARIO", help="A .toml or .yaml file with [search].")],
+    scenario_file: OptionalScenario = None,
     *,
+    model: Model = None,
+    gpu: Annotated[str | None, Option(metavar="NAME,...", help="GPUs of the catalog to compare.")] = None,
+    rate: Rate = None,
+    workload: WorkloadName = None,
+    limit: Limits = None,
     set_: Annotated[list[str] | None, options.setting("search.max_gpus=8")] = None,
     cost: CostSource = None,
     top: Annotated[int | None, Option(min=1, help="Configurations to rank exactly: 10.")] = None,
@@ -41,20 +57,23 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Find the best deployment that meets the limits, by requests per dollar or another objective."""
-    from lengthwise import backend, config
+    from lengthwise import backend
 
     ranking = [] if top is None else [f"search.top={top}"]
-    scenario = config.load(scenario_file, [*options.overrides(set_, cost), *ranking])
+    from lengthwise.usecases import short_options
+
+    scenario = short_options.scenario_of(
+        scenario_file,
+        [*short_options.limits(limit), *options.overrides(set_, cost), *ranking],
+        model=model,
+        gpus=gpu,
+        rate=rate,
+        workload=workload,
+    )
     outputs.require_outputs(json, report, scenario.files)
     if deploy is not None:
         outputs.require_folder(deploy)
         backend.require_replaceable(deploy, force=force)
-        if any(one.deployment.groups or (one.search and one.search.mixtures) for one in scenario.variant_scenarios()):
-            raise InputError(
-                "--deploy writes launch files for equal replicas, not for groups of unlike ones. Leave it out; then "
-                "deploy each group of the best mixture by a scenario of its own, behind a router with weights "
-                "(nginx: least_conn, weight) in proportion to the service rates that `lengthwise simulate` shows"
-            )
     options.print_notes(scenario.notes, quiet=quiet)
     from lengthwise import report as reports
     from lengthwise import search
@@ -82,11 +101,20 @@ def run(
 _STEPS = {"bound": "bounds", "scout": "short runs", "rank": "exact ranking", "shift": "other limits"}
 
 
+def _step(step: str) -> str:
+    head, _, word = step.rpartition(" ")
+    return f"{head} {_STEPS.get(word, word)}".strip()
+
+
 @contextmanager
 def searching(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar per step on a terminal, and yield a function of (step, evaluations done, total) that moves it."""
-    if quiet or not sys.stderr.isatty():
+    """Show a bar per step on a terminal, else lines; yield a function of (step, evaluations done, total) for them."""
+    if quiet:
         yield lambda *_: None
+        return
+    if not sys.stderr.isatty():
+        printed = lines()
+        yield lambda step, done, total: printed(f"{_step(step)}:", done, total)
         return
     from rich import progress as bars
     from rich.console import Console
@@ -109,8 +137,7 @@ def searching(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
         def advance(step: str, done: int, total: int) -> None:
             if step not in tasks:
-                head, _, word = step.rpartition(" ")
-                tasks[step] = shown.add_task(f"{head} {_STEPS.get(word, word)}".strip(), total=total)
+                tasks[step] = shown.add_task(_step(step), total=total)
             shown.update(tasks[step], completed=done, total=total)
 
         yield advance

@@ -10,7 +10,19 @@ import typer
 from typer import Option
 
 from lengthwise.cli import options, outputs, progress
-from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet, ScenarioFile
+from lengthwise.cli.options import (
+    CostSource,
+    Gpu,
+    HtmlReport,
+    Jobs,
+    JsonFile,
+    Model,
+    OptionalScenario,
+    Quiet,
+    Rate,
+    Tp,
+    WorkloadName,
+)
 
 if TYPE_CHECKING:
     from lengthwise.config import Scenario
@@ -19,6 +31,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
+  lengthwise simulate --model llama-3.1-8b --gpu H100 --rate 20
   lengthwise simulate examples/chat-70b.toml
   lengthwise simulate examples/chat-70b.toml --set deployment.tp=8 --seeds 5
   lengthwise simulate examples/chat-70b.toml --report report.html --timeline trace.json
@@ -26,8 +39,13 @@ Examples:
 
 
 def run(
-    scenario_file: ScenarioFile,
+    scenario_file: OptionalScenario = None,
     *,
+    model: Model = None,
+    gpu: Gpu = None,
+    tp: Tp = None,
+    rate: Rate = None,
+    workload: WorkloadName = None,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=8")] = None,
     variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
@@ -46,10 +64,12 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Simulate a scenario: latency, goodput and cost of a deployment."""
-    from lengthwise import config
+    from lengthwise.usecases import short_options
     from lengthwise.usecases.variants import build
 
-    scenario = config.load(scenario_file, options.overrides(set_, cost))
+    scenario = short_options.scenario_of(
+        scenario_file, options.overrides(set_, cost), model=model, gpu=gpu, tp=tp, rate=rate, workload=workload
+    )
     if variant is not None:
         scenario = scenario.only(variant)
     if seeds is not None:
@@ -66,7 +86,7 @@ def run(
         outcomes = simulate.run(
             scenario, variants=variants, jobs=jobs, progress=advance, log_steps=timeline is not None
         )
-    results = [result_of(outcome) for outcome in outcomes]
+    results = [simulate.result_of(outcome) for outcome in outcomes]
     if not quiet:
         for note in simulate.ineffective_options(variants, scenario.run.seeds):
             typer.echo(note, err=True)
@@ -91,23 +111,6 @@ def variant_files(path: Path | None, names: Sequence[str], *, first_unnamed: boo
         return {names[0]: path}
     unnamed = 1 if first_unnamed or len(names) == 1 else 0
     return {name: path if i < unnamed else outputs.variant_path(path, name) for i, name in enumerate(names)}
-
-
-def result_of(outcome: VariantOutcome) -> Result:
-    """Return an outcome in the form that reports take."""
-    from lengthwise.report import Result
-
-    return Result(
-        name=outcome.variant.name,
-        summary=outcome.summary,
-        records=outcome.records,
-        deployment=outcome.variant.deployment,
-        scenario_text=outcome.variant.scenario.to_toml(),
-        summaries=outcome.summaries,
-        notes=outcome.notes,
-        extrapolations=outcome.extrapolations,
-        model_draws=outcome.model_draws,
-    )
 
 
 def show(scenario: Scenario, results: list[Result]) -> None:

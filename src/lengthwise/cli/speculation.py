@@ -85,11 +85,7 @@ def _show(study: SpeculationStudy) -> None:
     out = console()
     out.print(", ".join((study.name, *study.metadata)), style="dim", highlight=False)
     for heads, rows in (speedup_rows(study), capacity_rows(study)):
-        cells = [
-            [one if isinstance(one, str) else f"{one.text} {one.interval} {one.model}".strip() for one in row]
-            for row in rows
-        ]
-        print_table(heads, cells, drops=("sequences", "tokens/step", "TPOT, ms", "JCT, s", "requests/s"))
+        print_table(heads, rows, drops=("sequences", "tokens/step", "TPOT, ms", "JCT, s", "requests/s"))
     for line in (*answers(study), *(f"note: {note}" for note in study.notes)):
         out.print(line, highlight=False)
     out.print(

@@ -13,17 +13,21 @@ from lengthwise.report.formatting import amount, two_digits
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lengthwise.report.html_page import Row, TableCell
     from lengthwise.schema.cost_tables import FitError
 
 _PIPE_WIDTH = 100  # of tables in a pipe, unless COLUMNS is set
 _GAP = 2
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], **options: Sequence[str]) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Row], **options: Sequence[str]) -> None:
     """Print rows as a table that fits the width; ``options`` are those of ``FittedTable`` (wraps, drops)."""
     from lengthwise.report.fitted_table import FittedTable
 
-    console().print(FittedTable(columns, list(rows), **options))
+    def text(cell: str | TableCell) -> str:
+        return cell if isinstance(cell, str) else f"{cell.text} {cell.interval} {cell.model}".strip()
+
+    console().print(FittedTable(columns, [list(map(text, row)) for row in rows], **options))
 
 
 def print_properties(title: str, properties: Iterable[tuple[str, str]]) -> None:

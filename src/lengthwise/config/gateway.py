@@ -169,7 +169,7 @@ class PredictionSection(Section):
 
 
 class KeySection(Section):
-    """The SHA-256 digest of a client's key (never the key), or a file with lines ``tenant:sha256``, and its limits."""
+    """Keys of clients and their limits: a SHA-256 digest (never the key), or a file with lines ``tenant:sha256``."""
 
     tenant: Text | None = None
     sha256: Text | None = None

@@ -73,9 +73,9 @@ class Scenario(Section):
         """Return all files on which the scenario and its variants depend, such as traces, models and tables."""
         found = {Path(self.source)}
         for expanded in self.variant_scenarios():
-            on, predictors = expanded.deployment, expanded.lab.predictors if expanded.lab else []
-            texts = [*on.files, expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
-            texts += [of.rpartition(":")[0] for _, of in expanded.scheduler if isinstance(of, str) and ".py:" in of]
+            deployed, predictors = expanded.deployment, expanded.lab.predictors if expanded.lab else []
+            texts = [*deployed.files, expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
+            texts += [v.rpartition(":")[0] for _, v in expanded.scheduler if isinstance(v, str) and ".py:" in v]
             found.update(resolved(text, self.folder) for text in texts if text)
         return sorted(path for path in found if path.is_file())
 
@@ -87,19 +87,19 @@ class Scenario(Section):
             is_path = bool(text) and (path.is_file() or (path / "config.json").is_file())
             return str(path.absolute()) if is_path else text
 
-        def of(side: Any) -> Table:
+        def paths(side: Any) -> Table:
             source = self.resolved_cost(side.cost) if side.cost else None
             kind, colon, place = (source or "").partition(":")
             names = (name for name in ("model", "gpu", "node") if getattr(side, name, None))
             files: Table = {name: absolute(getattr(side, name)) for name in names}
             return files | {"cost": f"{kind}:{Path(place).absolute()}" if colon else source}
 
-        on = self.deployment
-        files = of(on)
-        if on.decode is not None:
-            files["decode"] = on.decode.model_copy(update=of(on.decode))
-        if on.groups:
-            files["groups"] = [one.model_copy(update=of(one)) for one in on.groups]
+        deployed = self.deployment
+        files = paths(deployed)
+        if deployed.decode is not None:
+            files["decode"] = deployed.decode.model_copy(update=paths(deployed.decode))
+        if deployed.groups:
+            files["groups"] = [one.model_copy(update=paths(one)) for one in deployed.groups]
         policies = {}
         for name, text in self.scheduler:
             if isinstance(text, str) and ".py:" in text:
@@ -108,7 +108,7 @@ class Scenario(Section):
         changes = {
             "workload": self.workload.model_copy(update={"trace": absolute(self.workload.trace)}),
             "predictor": self.predictor.model_copy(update={"file": absolute(self.predictor.file)}),
-            "deployment": on.model_copy(update=files),
+            "deployment": deployed.model_copy(update=files),
             "scheduler": self.scheduler.model_copy(update=policies),
         }
         return self.model_copy(update=changes)
@@ -128,15 +128,15 @@ class Scenario(Section):
         return f"{source}:{resolved(place, self.folder)}" if colon else source
 
     def of_decode_side(self) -> Self:
-        """Return the scenario with GPU, node, costs and degrees of its decode side as those of the deployment."""
+        """Return a copy in which the deployment has the GPU, node, costs and degrees of its decode side."""
         on, side = self.deployment, self.deployment.decode_side
-        given = {} if side is None else {key: getattr(side, key) for key in ("gpu", "node", "cost", "tp", "pp")}
+        given = {} if side is None else {key: getattr(side, key) for key in ("gpu", "node", "cost", "tp", "pp", "dp")}
         return self.model_copy(update={"deployment": on.model_copy(update=given)})
 
     def with_origin(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
         """Return a copy with this file, folder and notes. A scenario without a name is named like the file.
 
-        Keys that it does not set get the defaults of the engine that it names (``engine_defaults``).
+        If the scenario names an engine, keys that are not set get the defaults of that engine (``engine_defaults``).
         """
         changed = self.model_copy(update={} if self.name else {"name": Path(source).stem})
         changed._source, changed._folder, changed._notes = source, folder, tuple(notes)  # noqa: SLF001 - its own
@@ -328,8 +328,8 @@ def _slo(table: Table, path: KeyPath, problems: list[Problem]) -> Table:
     values, names = Table(), {}
     for key, value in table.items():
         if isinstance(value, dict):
-            text = 'must be one time, such as "2s", that each request is judged by; limits on quantiles are those of '
-            problems.append(Problem((*path, key), f"{text}[search.limits]; it is {value}"))
+            text = 'must be one time for each request, such as "2s"; limits on quantiles belong to [search.limits]'
+            problems.append(Problem((*path, key), f"{text}. It is {value}"))
             continue
         stem, _, unit = key.rpartition("_")
         if key in ("tbt", "tbt_ms", "tbt_s", "itl", "itl_ms", "itl_s"):
@@ -367,10 +367,18 @@ def load(path: Path | str, overrides: Sequence[Override] = ()) -> Scenario:
 
 
 def loads(
-    text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrides: Sequence[Override] = ()
+    text: str,
+    *,
+    suffix: str = ".toml",
+    folder: Path | str = ".",
+    overrides: Sequence[Override] = (),
+    source: str = "scenario",
 ) -> Scenario:
-    """Parse and check the text of a scenario file, as ``load`` does. Its paths are relative to ``folder``."""
-    return _checked(parse(text, suffix, "scenario"), "scenario", Path(folder), overrides)
+    """Parse and check the text of a scenario file, as ``load`` does. Its paths are relative to ``folder``.
+
+    Messages name the text by ``source``.
+    """
+    return _checked(parse(text, suffix, source), source, Path(folder), overrides)
 
 
 def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[Override]) -> Scenario:

@@ -41,6 +41,7 @@ HostSeconds = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0, le=60)]
 Seqs = Annotated[int, Field(ge=1, le=2**17)]
 Rate01 = Annotated[NotNan, Field(ge=0, le=1)]
 UpTo1024 = Annotated[int, Field(ge=1, le=1024)]
+All2All = Literal["allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"]
 Replicas = Annotated[int, Field(ge=1, le=100_000)]
 PreemptionMode = Literal["recompute", "swap"]
 MIN_DRAWS = 10
@@ -62,8 +63,8 @@ CostSource = Annotated[Text, AfterValidator(_checked_cost)]
 class DecodeSection(Section):
     """The decode side of a disaggregated deployment.
 
-    ``max_num_seqs``, ``gpu_memory_utilization`` and engine settings without a key in this table default to those of the
-    prefill side. The decode side has no prefix cache.
+    ``max_num_seqs``, ``max_num_batched_tokens``, ``gpu_memory_utilization`` and engine settings without a key in this
+    table default to those of the prefill side. The decode side has no prefix cache.
     """
 
     gpu: Text | None = None  # name of the catalog, or a .toml file; None: that of the prefill side
@@ -71,10 +72,16 @@ class DecodeSection(Section):
     cost: CostSource | None = None  # source of step times; None: that of the prefill side
     tp: UpTo1024 | None = None  # tensor-parallel degree; None: that of the prefill side
     pp: UpTo1024 | None = None  # number of pipeline stages; None: that of the prefill side
-    ep: UpTo1024 | None = None  # GPUs that divide the experts; None: that of the prefill side, at most tp
+    dp: UpTo1024 | None = None  # data-parallel ranks of a replica; None: as many as on the prefill side
+    # GPUs that divide the experts; None: tp x dp if this holds on the prefill side, else as there, at most tp x dp
+    ep: UpTo1024 | None = None
+    redundant_experts: Annotated[int, Field(ge=0, le=4096)] | None = None  # None: those of the prefill side
+    all2all_backend: All2All | None = None  # None: that of the prefill side
     replicas: Replicas = 1  # number of replicas that only decode
     num_blocks: Count | None = None  # usable KV blocks of a replica, instead of the planned number
     max_num_seqs: Seqs | None = None
+    # largest number of tokens in a step, for which DeepEP's low-latency exchange has buffers
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] | None = None
     max_step_seqs: Seqs | None = None
     max_in_flight: UpTo1024 | None = None
     gpu_memory_utilization: Share | None = None
@@ -89,7 +96,8 @@ class DecodeSection(Section):
     @property
     def limits(self) -> dict[str, Any]:
         """Return the engine limits that replace those of the prefill side."""
-        given = self.model_dump(include={"max_num_seqs", "gpu_memory_utilization"}, exclude_none=True)
+        keys = {"max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"}
+        given = self.model_dump(include=keys, exclude_none=True)
         return given | {"max_step_seqs": self.max_step_seqs, "max_in_flight": self.max_in_flight}
 
 
@@ -268,8 +276,8 @@ class SpeculationTable(Section):
 class GroupSection(Section):
     """One of several groups of equal replicas behind one router, such as those of one GPU type.
 
-    A key that a group lacks has the value of [deployment] or [engine]. A group with a GPU of its own has a common node
-    of this GPU, unless it gives another.
+    A key that a group lacks has the value of [deployment] or [engine]. A group with a GPU of its own has the default
+    node of that GPU, unless it names another.
     """
 
     replicas: Replicas = 1  # of this group
@@ -329,9 +337,7 @@ class DeploymentSection(Section):
     # with EPLB: copies of a layer's experts beyond the first of each; None: no EPLB
     redundant_experts: Annotated[int, Field(ge=0, le=4096)] | None = None
     # how data-parallel ranks exchange tokens, as in vLLM
-    all2all_backend: Literal["allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"] = (
-        "allgather_reducescatter"
-    )
+    all2all_backend: All2All = "allgather_reducescatter"
     cost: CostSource = (
         "roofline"  # a source of ``engine.deploy``, such as "profile:FILE.parquet#ESTIMATOR" or "vidur:DIR"
     )
@@ -354,7 +360,7 @@ class DeploymentSection(Section):
         if not (self.decode is not None if self.disaggregate is None else self.disaggregate):
             return None
         side = self.decode or DecodeSection()
-        own = {key: getattr(side, key) or getattr(self, key) for key in ("gpu", "cost", "tp", "pp")}
+        own = {key: getattr(side, key) or getattr(self, key) for key in ("gpu", "cost", "tp", "pp", "dp")}
         node = side.node or (self.node if own["gpu"] == self.gpu else None)
         return side.model_copy(update={**own, "node": node})
 
@@ -508,7 +514,7 @@ class SchedulerSection(Section):
     A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object. A value with
     brackets, "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``binning`` gathers
     arrivals of similar predicted length into batches ("none" turns it off). "equal_mass(k=8)", "uniform_optimal(k=8)",
-    "exponential(k=8)" and "learned(k=8)" take the boundaries from other requests of the workload, of a trace its own.
+    "exponential(k=8)" and "learned(k=8)" take the boundaries from other requests of the workload, or from the trace.
     """
 
     policy: Text = "vllm_v1"  # named scheduler
@@ -523,7 +529,7 @@ class SchedulerSection(Section):
     max_wait_s: Wait | None = None  # requests with a longer total wait precede all others, in order of arrival
     batch_wait_s: Wait | None = None  # longest wait of a bin's first request for a full bin
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
-    async_scheduling: bool | None = None  # true: a step is formed while the step before it runs, as in vLLM
+    async_scheduling: bool | None = None  # true: a step is formed while the step before it runs (vLLM, SGLang)
     hide_host: bool | None = None  # true: the host prepares a step while the GPU runs the step before it
     # maximum prompt tokens of one request in a step, unless it is the only request of the replica; 0: no limit (vLLM)
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**24)] | None = None
@@ -657,7 +663,7 @@ class PredictorSection(Section):
     "oracle" returns the true lengths. Four kinds add an error to them: "lognormal_error" (``sigma`` and ``bias`` of the
     log), "bin_neighbour" (a neighbouring class, with probability ``p`` on each side), "confusion" (``matrix`` of true
     by predicted classes) and "quantised" (only the class is known). "same" predicts ``tokens`` for every request,
-    "reversed" ``pivot`` squared over the true length. "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn
+    "reversed" predicts ``pivot``**2 / true length. "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn
     from other requests of the same [workload], drawn with another seed. "model" is a trained predictor (``file``),
     "default" the predictor that comes with lengthwise.
     """

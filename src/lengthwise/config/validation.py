@@ -212,7 +212,7 @@ def _nearest_key(loc: tuple[Any, ...], root: type[BaseModel]) -> str:
     sections = {name: _section(root, name) for name in root.model_fields}
     paths = {key: f"{name}.{key}" for name, section in sections.items() if section for key in section.model_fields}
     paths |= {name: name for name in sections}
-    if wrong in paths and not difflib.get_close_matches(wrong, known, n=1, cutoff=0.9):
+    if wrong in paths and not difflib.get_close_matches(wrong, known, n=1, cutoff=0.85):
         return f"; did you mean {paths[wrong]}?"
     if near := difflib.get_close_matches(wrong, known, n=1, cutoff=0.6):
         return f"; did you mean {prefix}{'.' if prefix else ''}{near[0]}?"

@@ -39,9 +39,9 @@ def pack(cost: CostTables) -> PackedCost:
     by_seqs = np.column_stack([cost.head_s, cost.host_s])
     return PackedCost(
         np.ascontiguousarray(by_tokens),
-        _slope(by_tokens),
+        end_slope(by_tokens),
         np.ascontiguousarray(by_seqs),
-        _slope(by_seqs),
+        end_slope(by_seqs),
         np.array(cost.prefill_s, dtype=np.float64, order="C"),
         np.array(cost.decode_s, dtype=np.float64, order="C"),
         np.array(cost.stage_layers, dtype=np.float64),
@@ -54,7 +54,8 @@ def pack(cost: CostTables) -> PackedCost:
     )
 
 
-def _slope(table: Floats) -> Floats:
+def end_slope(table: Floats) -> Floats:
+    """Return the growth of each column per row, over the last rows of a table."""
     span = min(_SLOPE_SPAN, len(table) - 1)
     return np.array((table[-1] - table[-1 - span]) / max(span, 1))
 

@@ -32,7 +32,7 @@ def busiest_gpu(
     """Return (rows of the GPU with most tokens, experts that its tokens hit), on average, for ``tokens`` tokens.
 
     A row is one token at one expert. The experts are divided over ``ep`` GPUs in order or, unless ``redundant`` is
-    None, as EPLB divides them with so many redundant experts. The loads that EPLB knows are exact.
+    None, as EPLB divides them with ``redundant`` copies. The loads that EPLB knows are exact.
     """
     rows, hit = _tables(experts, experts_per_token, ep, redundant)
     at = np.log(np.maximum(tokens, 1.0))

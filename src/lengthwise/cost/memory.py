@@ -65,16 +65,21 @@ class Shard:
         """Return [PP] the number of decoder layers of each stage."""
         return catalog.stage_layers(self.model, self.parallel.pp)
 
+    def layer_weight_bytes(self, index: int) -> float:
+        """Return the bytes of a decoder layer's weights on the GPUs of one rank, without what each GPU has complete."""
+        model, parallel = self.model, self.parallel
+        found = catalog.layer_weight_bytes(model, index, self.weight_dtype)
+        if parallel.dp > 1 or parallel.redundant_experts:
+            copies = 1 + (parallel.redundant_experts or 0) / model.ffn.experts  # of the routed experts
+            found += catalog.routed_weight_bytes(model, index, self.weight_dtype) * (copies / parallel.dp - 1)
+        return found
+
     def stage_weight_bytes(self) -> Floats:
         """Return [PP] the bytes of weights on one GPU of each stage."""
         model, tp = self.model, self.parallel.tp
         width = dtype_bytes(self.weight_dtype)
         bounds = np.concatenate([[0], np.cumsum(self.layers)])
-        layer = [catalog.layer_weight_bytes(model, i, self.weight_dtype) for i in range(model.layers)]
-        if self.parallel.dp > 1 or self.parallel.redundant_experts:
-            more = 1 + (self.parallel.redundant_experts or 0) / model.ffn.experts  # copies of the routed experts
-            routed = [catalog.routed_weight_bytes(model, i, self.weight_dtype) for i in range(model.layers)]
-            layer = [own + of * (more / self.parallel.dp - 1) for own, of in zip(layer, routed, strict=True)]
+        layer = [self.layer_weight_bytes(i) for i in range(model.layers)]
         stages = np.array([sum(layer[a:b]) / tp for a, b in pairwise(bounds)], dtype=np.float64)
         stages += np.array(self.layers) * self._replicated_parameters() * width * (1 - 1 / tp)
         if model.encoder_layers:
@@ -120,11 +125,6 @@ def _require_experts(model: ModelSpec, parallel: Parallelism) -> None:
             replicas = parallel.replicas * parallel.dp
             remedy = f"Its data-parallel ranks would be independent, as in vLLM: set replicas = {replicas}"
         raise InputError(f"{key} is for models with experts, and {model.name} has none. {remedy}")
-    if parallel.dp > 1 and parallel.pp > 1:
-        raise InputError(
-            f"dp is not modelled with pipeline stages yet; dp is {parallel.dp} and pp is {parallel.pp}. Set pp = 1, or "
-            "dp = 1 with more replicas"
-        )
     if redundant is not None and parallel.ep == 1:
         raise InputError("redundant_experts needs expert parallelism, and ep is 1; set ep, or leave it out")
     slots = experts + (redundant or 0)
@@ -149,7 +149,7 @@ def _require_experts(model: ModelSpec, parallel: Parallelism) -> None:
 
 
 def group_layers(*layers: int) -> tuple[int, ...]:
-    """Return (layers of each group, groups of each kind) for so many layers of several kinds, as vLLM groups them.
+    """Return (layers of each group, groups of each kind) for numbers of layers by kind, as vLLM groups them.
 
     A group has layers of one kind. Its size is the smallest number of layers of a kind, or the largest if that is below
     1.5 times the smallest; the last group of a kind may have fewer (vLLM 0.32, _get_kv_cache_groups_uniform_page_size).
@@ -383,11 +383,12 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
     if plan.num_blocks >= 1 and plan.planner == "lengthwise":
         fits = bisect_right(range(1, max_model_len + 1), plan.num_blocks, key=plan.longest_blocks)
         advice = f"Lower max_model_len to {fits}." if fits else advice
+    smallest_tp = None
     degrees = usable_degrees(model) if parallel.dp == parallel.ep == 1 else ()
     for tp in (tp for tp in degrees if tp > parallel.tp):
         larger = planner(model, gpu, replace(parallel, tp=tp), limits, max_model_len)
         if _missing_bytes(larger, max_model_len)[0] <= 0:
-            advice = f"The smallest tp that fits is {tp}."
+            advice, smallest_tp = f"The smallest tp that fits is {tp}.", tp
             break
     parts = {
         "weights": plan.weight_bytes,
@@ -396,10 +397,12 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
         f"KV cache of one request of {max_model_len:,} tokens": cache,
     }
     needed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
-    raise DoesNotFitError(
+    error = DoesNotFitError(
         f"{model.name} does not fit {gpu.name} with {split}: each GPU needs {sum(parts.values()) / GIB:.2f} GiB "
         f"({needed}) and has {plan.available_bytes / GIB:.2f} GiB, {missing / GIB:.2f} GiB too little. {advice}"
     )
+    error.smallest_tp = smallest_tp
+    raise error
 
 
 def _missing_bytes(plan: KvPlan, max_model_len: int) -> tuple[float, float]:

@@ -22,8 +22,7 @@ MAX_REPEATED_REQUESTS = 50_000  # larger runs are not repeated with perturbed ta
 _NAMES = ("layer", "comm", "embedding", "send", "head", "host", "prefill", "decode", "masked", "shared")
 PARTS = {name: f"{name}_s" for name in _NAMES}  # of a step; the front end has an error, too
 CONTEXT = "context"  # prefill attention beyond that of the same chunk without context
-FIT_ERROR_LIMIT = 0.2
-"""Results warn of the fit of an operator whose median error on held-out rows is larger."""
+FIT_ERROR_LIMIT = 0.2  # results warn of the fit of an operator whose median error on held-out rows is larger
 _DESIGNS = 200
 _Part = tuple[str, int]  # a part, and the index of its error (rarely more than one)
 
@@ -63,10 +62,10 @@ def _normals(deployment: Deployment, draws: int) -> list[dict[_Part, float]]:
     seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
     columns = (*(part for part in PARTS if part != "shared"), "step", "front")
     designs = [design(draws, len(columns), seed + index) for index in range(2)]
-    rows = [np.stack([of[row] for of in designs]).T.tolist() for row in range(draws)]
+    rows = [np.stack([one[row] for one in designs]).T.tolist() for row in range(draws)]
     context, shared = (design(draws, 1, seed + offset)[:, 0].tolist() for offset in (2, 3))
     normals = ({(part, k): z for part, pair in zip(columns, row) for k, z in enumerate(pair)} for row in rows)  # noqa: B905
-    more = ({(CONTEXT, 0): z, ("shared", 0): of} for z, of in zip(context, shared, strict=True))
+    more = ({(CONTEXT, 0): z, ("shared", 0): shared_z} for z, shared_z in zip(context, shared, strict=True))
     return list(map(or_, normals, more))
 
 
@@ -87,7 +86,7 @@ def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[De
     made = [perturbed(side.cost, draws, int(side.gpu != deployment.gpu)) for side in sides]
     most = max(map(len, made))
     return [
-        _with_tables(deployment, [(of or [side.cost] * most)[draw] for side, of in zip(sides, made, strict=True)])
+        _with_tables(deployment, [(drawn or [side.cost] * most)[draw] for side, drawn in zip(sides, made, strict=True)])
         for draw in range(most)
     ]
 
@@ -222,7 +221,7 @@ def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
         notes.append(f"The cost tables rest on {NOT_MEASURED}: their source says which.")
     notes += map(_fp8_block_note, deployment.sides)
     notes.append(_unlike_sides_note(deployment))
-    if deployment.model.attention.linear and deployment.limits.enable_prefix_caching:
+    if deployment.model.attention.linear and deployment.limits.enable_prefix_caching and not deployment.kv.groups:
         notes.append(
             f"Prefix cache of {deployment.model.name}: hits are those of the layers with full attention. vLLM also "
             "needs states that it saved at block boundaries, and finds less: the hits are optimistic."

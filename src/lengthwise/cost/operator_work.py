@@ -560,12 +560,12 @@ class Operators:
         ffn, parallel = self.model.ffn, self.shard.parallel
         if parallel.ep == 1:
             return tokens * ffn.experts_per_token, self.experts_hit(tokens)
-        of = {"experts": ffn.experts, "experts_per_token": ffn.experts_per_token, "ep": parallel.ep}
-        rows, hit = busiest_gpu(tokens, **of, redundant=parallel.redundant_experts)
+        routing = {"experts": ffn.experts, "experts_per_token": ffn.experts_per_token, "ep": parallel.ep}
+        rows, hit = busiest_gpu(tokens, **routing, redundant=parallel.redundant_experts)
         # The drawn popularities agree with the default routing_power; another one hits as many as other tokens do.
         if (power := self.kernels.curves.routing_power) != CURVES.routing_power:
             others = np.maximum(tokens, 1.0) ** (power / CURVES.routing_power)
-            hit = np.minimum(tokens, 1.0) * busiest_gpu(others, **of, redundant=parallel.redundant_experts)[1]
+            hit = np.minimum(tokens, 1.0) * busiest_gpu(others, **routing, redundant=parallel.redundant_experts)[1]
         return rows, hit
 
     def experts(self, tokens: Any, activated: Any, rows: Any = None) -> list[Work]:

@@ -259,7 +259,7 @@ class FitReport:
     notes: tuple[str, ...] = ()  # extrapolations, rows left out, errors of sums
 
 
-CACHE_VERSION = 9  # increases when a fit of the same files and arguments gives other tables
+CACHE_VERSION = 10  # increases when a fit of the same files and arguments gives other tables
 
 
 def cache_path(cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...], kind: str = "vidur") -> Path:

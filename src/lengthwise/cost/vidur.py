@@ -43,7 +43,7 @@ def vidur_profile(
     over (chunk, context) and (sequences, context). "random_forest" (rule MERGED): Vidur's forests with one choice of
     its parameters and a fixed seed, combined by its rule; beyond the measured sizes they are constant.
     "random_forest_grid" chooses these parameters for each operator by Vidur's grid search, which takes about two hours
-    of CPU time. None counts embedding, head or host, which Vidur does not profile. Raises ProfileError if files or
+    of CPU time. No table has embedding, head or host, which Vidur does not profile. Raises ProfileError if files or
     rows are missing, with a list of those that exist, and UnknownNameError for another estimator.
 
     Args:

@@ -57,7 +57,7 @@ UNLIMITED = 2**62
 BAD_PREEMPTION = kernel_layout.BAD_PREEMPTION
 CHUNKED, PADDED, DECODES_WAIT = contracts.CHUNKED, contracts.PADDED, contracts.DECODES_WAIT
 ONE_BATCH, ONE_BY_ONE = contracts.ONE_BATCH, contracts.ONE_BY_ONE
-DECODES_REST, NEW_PHASE = contracts.DECODES_REST, contracts.NEW_PHASE
+PAUSE_DECODES, NEW_PHASE = contracts.PAUSE_DECODES, contracts.NEW_PHASE
 UNIFORM_SHARES = contracts.UNIFORM_SHARES
 RESERVE_BLOCK, ADMIT_AFTER_PREEMPTION = contracts.RESERVE_BLOCK, contracts.ADMIT_AFTER_PREEMPTION
 
@@ -68,7 +68,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     w.flight = r * stride + (rep.first_flight + rep.in_flight) % stride
     flight = S.flights[w.flight]
-    flight.rests = 0
+    flight.paused = 0
     w.seqs = w.decodes = w.prompts = w.prompt_tokens = w.longest = 0
     w.preempted_for_blocks = w.plan_flags = w.is_served = w.drafts = w.draft_pairs = w.accepted = 0
     w.swap_s = w.draft_s = 0.0
@@ -104,10 +104,10 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
             restore_deferred(S, r, now_s)
     if w.seqs == 0 and w.is_served == 0:
         _take_decodes(S, r, now_s, flags, tokens, rank, victim)
-    rests = w.prompts > 0 and w.decodes == 0 and flags & DECODES_REST != 0
-    if rests and S.groups[rep.idle_group].members > 0:
+    pauses = w.prompts > 0 and w.decodes == 0 and flags & PAUSE_DECODES != 0
+    if pauses and S.groups[rep.idle_group].members > 0:
         rep.idle_group, flight.group = flight.group, rep.idle_group
-        flight.rests = 1
+        flight.paused = 1
     return w.seqs > 0
 
 
@@ -201,7 +201,7 @@ def _worst_to_end(S, count):
 
 @jit
 def _blocks_if_free(S, slot, free_blocks, free_seqs, memory):
-    """Return the blocks that a waiting request gets if so many blocks and slots are free, or -1 if it must wait."""
+    """Return the blocks that a waiting request gets with these free blocks and slots, or -1 if it must wait."""
     if free_seqs < 1:
         return -1
     q, params = S.slots[slot], S.params[0]
@@ -260,7 +260,7 @@ def _layer_s(S, tokens):
 def _are_blocks_short(S, r, tokens):
     """Return whether the residents' next tokens and chunks, of at most ``tokens`` in all, need more than is free.
 
-    If not, their order does not matter: under vLLM's rules no resident but the last one lacks tokens of the budget.
+    If not, their order does not matter: under vLLM's rules the token budget can cut only the last resident's chunk.
     """
     rep, params, size = S.replicas[r], S.params[0], S.params[0].block_size
     need = S.block_needs[rep.idle_group, S.groups[rep.idle_group].steps % size]

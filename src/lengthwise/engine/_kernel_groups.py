@@ -30,7 +30,7 @@ def join(S, g, slot):
     if not hybrid:
         ahead = q.blocks * block_size + 1 - (q.prompt + q.generated)
     q.next_block_step = group.steps + ahead
-    q.in_block_needs = 1 if ahead < block_size else 0
+    q.in_block_needs = 1 if ahead < block_size + S.params[0].sglang else 0  # It may be in a step of SGLang's already.
     event = q.finish_step
     if q.in_block_needs == 1:
         S.block_needs[g, q.next_block_step % block_size] += 1
@@ -86,7 +86,7 @@ def _count_free(S, g, q):
 
 @jit_cold
 def _pass_window(S, g, slot):
-    """Note that a member's window leaves its first block or chunk with the next step. Return its next event's step."""
+    """Note that the next step moves a member's window past a block or chunk. Return the step of its next event."""
     q, params = S.slots[slot], S.params[0]
     if params.chunked_local == 0:
         _count_free(S, g, q)

@@ -355,10 +355,14 @@ def preempt(S, r, slot, now_s, rank):
         pass
     elif q.decoding == 1:
         remove(S, rep.idle_group, slot)
+        if rep.ahead == 1:  # It has a decode in flight (SGLang with overlap).
+            q.blocks = max(q.blocks, (q.prompt + q.generated + params.block_size - 1) // params.block_size)
+    elif q.place >= 0 and params.sglang == 1:
+        rep.joining -= 1
     else:
         remove_partial(S, r, slot)
     blocks = q.blocks
-    if params.async_scheduling == 1:
+    if params.async_scheduling == 1 and params.sglang == 0:
         ends_in_flight = _preempt_in_flight(S, r, slot)
     else:
         ends_in_flight = False
@@ -389,6 +393,12 @@ def preempt(S, r, slot, now_s, rank):
     requeue(S, to, now_s, slot, rank)
 
 
+@jit
+def is_dummy(S, f):
+    """Return whether ``f`` is a data-parallel rank's dummy step."""
+    return S.flights[f].decodes + S.flights[f].prompts == 0
+
+
 @jit_cold
 def _preempt_in_flight(S, r, slot):
     """Free the blocks of a resident that may be in the step in flight. Return whether that step gives its last token.
@@ -396,11 +406,12 @@ def _preempt_in_flight(S, r, slot):
     A token in flight is not known yet, so that its block is not cached. The request gets it when the step ends.
     """
     rep, q = S.replicas[r], S.slots[slot]
+    flight = r * S.params[0].stride + rep.first_flight
     decodes = rep.in_flight > 0 and q.decoding == 1 and q.prompt + q.generated > q.context + 1
+    decodes = decodes and not (S.params[0].dp > 1 and is_dummy(S, flight))
     q.generated -= decodes
     free_blocks_of(S, r, q, False)
     q.generated += decodes
-    flight = r * S.params[0].stride + rep.first_flight
     if q.last_flight < 0 and q.decoding == 1 and q.generated == q.output:
         add_ending(S, r, slot, flight)
     elif decodes:
@@ -637,7 +648,7 @@ def _take_back_prompt(S, r, slot):
 def _order_by_admission(S, r, now_s, victim):
     """Sort the idle residents into ``tmp_slot`` by admission, and return their number. ``tmp_key`` has victim keys.
 
-    Without ``long_prefill_token_threshold``, the half-computed prompt is last, as a swapped request may follow it.
+    Without ``long_prefill_token_threshold``, the half-computed prompt is last, even if a swapped request came after it.
     ``tmp_tie`` is ``UNSERVED``. Later it becomes the number of blocks that a decode gets, ``IN_STEP`` for prompts of
     the step, or ``EXCLUDED`` for preempted residents, which can be no victims.
     """

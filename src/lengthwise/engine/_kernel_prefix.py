@@ -64,7 +64,7 @@ def evict_excess(S, r):
 
 @jit_cold
 def make_room(S, r, blocks):
-    """Evict leaves of a radix tree until so many blocks are empty, after what decode steps have evicted before."""
+    """Evict leaves of a radix tree until ``blocks`` blocks are empty. First make up for evictions of decode steps."""
     rep = S.replicas[r]
     while S.pools[r].evictable > max(0, min(rep.free_blocks, rep.spare_blocks)):
         evict_leaf(S, r)
@@ -170,7 +170,7 @@ def _find_in_groups(S, r, i, most):  # noqa: C901  one sequence
 
 @jit_cold
 def _find_local(S, base, count):
-    """Return (how many of the first ``count`` blocks local groups have found, those of them that they lack before)."""
+    """Return (how many of the first ``count`` blocks local groups allow, how many of these lie before the window)."""
     params, run = S.params[0], 0
     if params.chunked_local == 1:
         first = count * params.block_size // params.local_tokens * params.local_tokens // params.block_size

@@ -74,7 +74,7 @@ def _order(S, r, segment):
 
 @jit_cold
 def _update_leaf(S, r, segment):
-    """Add a segment to the heap of evictable leaves, move it to its position there, or remove it if it is none."""
+    """Add a segment to the heap of evictable leaves, move it to its position there, or remove it from there."""
     pool, entry = S.pools[r], S.segments[r, segment]
     at = entry.place
     if entry.children == 0 and S.cached[r, segment].holders == 0:

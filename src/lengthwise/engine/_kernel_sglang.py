@@ -2,6 +2,11 @@
 
 The kernel gets ``form_as_sglang`` as an argument, so that only runs with these rules compile them. All residents that
 decode are in the idle group while a step is formed, since a replica has one step at a time.
+
+With overlap, a step is formed while the one before it, the *pending* step, is in flight. Its tokens count when it ends,
+and its decodes stay in the idle group, which is ``ahead`` by the token in flight if the step decodes. Its completed
+prompts are ``joining``: the next step decodes them, but they enter the group when the pending step ends. Sequences that
+this end will end by ``max_tokens`` are left out of the next step (``work.left_out``).
 """
 
 from __future__ import annotations
@@ -9,9 +14,9 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import _reference_sglang, kernel_layout
 from lengthwise.engine._kernel_contents import NONE
-from lengthwise.engine._kernel_groups import remove_partial, update
+from lengthwise.engine._kernel_groups import next_event_step, remove_partial, update
 from lengthwise.engine._kernel_memory import add_prompt, note_admission, preempt, update_ranks
-from lengthwise.engine._kernel_prefix import cache_blocks, find_cached, make_room, release_blocks, reuse_found
+from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, find_cached, make_room, release_blocks, reuse_found
 from lengthwise.engine._kernel_queue import queue_pop, queue_rebuild, queue_sort
 from lengthwise.engine._kernel_radix import UNLINKED, match_prefix, page_of
 from lengthwise.engine._kernel_reserve import fits_reserved
@@ -29,23 +34,107 @@ shuffle_key = jit(_reference_sglang.shuffle_key)
 def form_as_sglang(S, r, now_s, rank):
     """Form the next step of replica ``r`` in ``S.work``. Return 0 if there is nothing to run."""
     rep, w = S.replicas[r], S.work[0]
+    w.left_out = w.left_out_blocks = w.left_out_tokens = 0
+    if S.params[0].async_scheduling == 1:
+        _merge_pending(S, r)
     if _tries_queue(S, r):
         _prefill(S, r, now_s, rank)
-    group = S.groups[rep.idle_group]
-    if w.prompts == 0 and group.members > 0:
-        if S.block_needs[rep.idle_group, group.steps % S.params[0].block_size] <= rep.free_blocks:
-            lower_ratio(S, r)
-        else:
+    if w.prompts == 0 and _decoding(S, r) > 0:
+        _leave_out_ending(S, r)
+        is_short = _needed(S, r) > rep.free_blocks
+        if is_short:
             _is_short(S, r)  # All cached blocks that no request holds are evicted.
-            _retract(S, r, now_s, rank)
-        take_decodes(S, r)
-    if w.seqs == 0:
+        if _decoding(S, r) > 0 and not (is_short and w.left_out > 0):
+            if is_short:
+                _retract(S, r, now_s, rank)
+            else:
+                lower_ratio(S, r)
+            take_decodes(S, r)
+    if w.seqs == 0 and rep.in_flight == 0:
         rep.new_token_ratio = S.params[0].initial_token_ratio
     return 1 if w.seqs > 0 else 0
 
 
+@jit
+def _decoding(S, r):
+    """Return how many sequences the next step decodes, if it decodes."""
+    return S.groups[S.replicas[r].idle_group].members + S.replicas[r].joining - S.work[0].left_out
+
+
+@jit
+def _needed(S, r):
+    """Return how many blocks the next decode step takes."""
+    rep, size = S.replicas[r], S.params[0].block_size
+    need = S.block_needs[rep.idle_group, (S.groups[rep.idle_group].steps + rep.ahead) % size]
+    return need + (_of_joining(S, r)[0] if rep.joining > 0 else 0) - S.work[0].left_out_blocks
+
+
+@jit_cold
+def _of_joining(S, r):
+    """Return (blocks that joining sequences need for a decode step, KV tokens that it reads of them)."""
+    rep, stride, blocks, tokens = S.replicas[r], S.params[0].stride, 0, 0
+    f = r * stride + (rep.first_flight + rep.in_flight - 1) % stride
+    for i in range(S.flights[f].prompts):
+        q = S.slots[S.prompt_slot[f, i]]
+        if S.prompt_chunk[f, i] == 1 and q.blocks > 0:
+            blocks += (q.prompt + q.generated) % S.params[0].block_size == 0
+            tokens += q.prompt + q.generated + 1
+    return blocks, tokens
+
+
+@jit_cold
+def _merge_pending(S, r):
+    """Insert the last chunk of a prompt into the tree, and put the last step's prompts in the order of decodes."""
+    rep, f = S.replicas[r], S.replicas[r].unmerged - 1
+    if rep.has_chunk == 1 and rep.partials > 0 and S.params[0].prefix_caching == RADIX:
+        q = S.slots[S.partials[r, 0]]
+        cache_blocks(S, r, q, q.prefilled)
+    rep.has_chunk = 0
+    if f < 0:
+        return
+    is_mixed = S.flights[f].decodes > 0
+    rep.joining = merge_prompts(S, r, f, is_mixed, is_mixed or S.groups[rep.idle_group].members == 0)
+    rep.unmerged = 0
+
+
+@jit
+def _ends_by_limit(S, r, q):
+    """Return whether the pending step ends a sequence by its ``max_tokens``."""
+    rep = S.replicas[r]
+    if q.output < S.max_tokens[q.index]:
+        return False
+    if q.decoding == 0:
+        return q.generated + 1 == q.output
+    return rep.ahead == 1 and q.finish_step == S.groups[rep.idle_group].steps + 1
+
+
+@jit
+def _leave_out_ending(S, r):
+    """Leave sequences that the pending step ends by ``max_tokens`` out of the next step."""
+    rep = S.replicas[r]
+    some_end = rep.ahead == 1 and S.groups[rep.idle_group].members > 0
+    some_end = some_end and next_event_step(S, rep.idle_group) <= S.groups[rep.idle_group].steps + 1
+    if rep.joining > 0 or some_end:
+        _find_ending(S, r)
+
+
+@jit_cold
+def _find_ending(S, r):
+    rep, w, size = S.replicas[r], S.work[0], S.params[0].block_size
+    compact(S, r)
+    for i in range(rep.ordered):
+        q = S.slots[S.batch_order[r, i]]
+        if _ends_by_limit(S, r, q):
+            if q.decoding == 1:
+                update(S, rep.idle_group, S.batch_order[r, i])
+            w.left_out += 1
+            w.left_out_blocks += (q.prompt + q.generated) % size == 0
+            w.left_out_tokens += q.prompt + q.generated + 1
+            rep.batch_is_full = 0
+
+
 def no_rules(_S, _r, _now_s, _rank):
-    """Serve as the kernel's argument ``rules`` in runs whose steps policies form. The kernel never calls it."""
+    """Fill the kernel's argument ``rules`` if policies form the steps. The kernel then never calls it."""
     return 0
 
 
@@ -58,7 +147,7 @@ def lower_ratio(S, r):
 
 @jit
 def note_room(S, r, seqs):
-    """Record that a decode step evicts contents until as many free blocks are empty as it has sequences."""
+    """Record the evictions of a decode step, which needs an empty block for each of its sequences."""
     rep = S.replicas[r]
     rep.spare_blocks = min(rep.spare_blocks, rep.free_blocks - seqs)
 
@@ -80,6 +169,7 @@ def merge_prompts(S, r, f, is_mixed, is_alone):
     """Append the prompts that a step has completed to the order of decodes.
 
     If the step also decoded (``is_mixed``), put the prompts first. ``is_alone``: no sequence decodes outside of it.
+    Return how many prompts are appended.
     """
     rep, prompts, merged = S.replicas[r], S.flights[f].prompts, 0
     if is_alone:
@@ -92,6 +182,7 @@ def merge_prompts(S, r, f, is_mixed, is_alone):
         elif q.generated < q.output:
             S.tmp_slot[merged] = S.prompt_slot[f, i]
             merged += 1
+    appended = merged
     if is_mixed:
         for i in range(rep.ordered):
             S.tmp_slot[merged + i] = S.batch_order[r, i]
@@ -100,6 +191,7 @@ def merge_prompts(S, r, f, is_mixed, is_alone):
     for i in range(merged):
         put(S, r, rep.ordered, S.tmp_slot[i])
         rep.ordered += 1
+    return appended
 
 
 @jit_cold
@@ -124,7 +216,7 @@ def put(S, r, i, slot):
 @jit
 def _tries_queue(S, r):
     rep, params = S.replicas[r], S.params[0]
-    if S.groups[rep.idle_group].members == 0:
+    if _decoding(S, r) == 0:
         rep.batch_is_full = 0
     if rep.partials > 0:
         return True
@@ -140,7 +232,7 @@ def _prefill(S, r, now_s, rank):
     ranks_again = params.rank_every_step == 1 or S.queues[rep.queue].overdue_at_s <= now_s
     if ranks_again or params.schedule_policy != FCFS or params.prefix_caching > 0:
         _order(S, r, now_s, rank)
-    decodes = S.groups[rep.idle_group].members
+    decodes = _decoding(S, r)
     decoding = decodes if params.enable_mixed_chunk == 1 else 0
     w.left_input = params.max_prefill_tokens - decoding
     w.left_chunk = params.chunked_prefill_size - decoding if params.chunked_prefill_size > 0 else UNLIMITED
@@ -166,20 +258,27 @@ def _prefill(S, r, now_s, rank):
         q.blocks = blocks
         if i >= resumed:
             note_admission(S, r, slot, now_s, rank)
-    if params.enable_mixed_chunk == 1 and w.prompts > 0 and decodes > 0 and not _is_short(S, r):
-        take_decodes(S, r)
+    if params.enable_mixed_chunk == 1 and w.prompts > 0 and decodes > 0:
+        _leave_out_ending(S, r)
+        if _decoding(S, r) > 0 and not _is_short(S, r):
+            take_decodes(S, r)
 
 
 @jit
 def take_decodes(S, r):
     """Put the decoding residents into the step, and give them the blocks that they need for it."""
     rep, w = S.replicas[r], S.work[0]
-    group, flight = S.groups[rep.idle_group], S.flights[w.flight]
-    note_room(S, r, group.members)
-    rep.free_blocks -= S.block_needs[rep.idle_group, group.steps % S.params[0].block_size]
-    w.decodes = group.members
-    w.seqs += group.members
-    rep.idle_group, flight.group = flight.group, rep.idle_group
+    group, flight, decodes = S.groups[rep.idle_group], S.flights[w.flight], _decoding(S, r)
+    note_room(S, r, decodes)
+    rep.free_blocks -= _needed(S, r)
+    w.decodes = decodes
+    w.seqs += decodes
+    if S.params[0].async_scheduling == 0:
+        rep.idle_group, flight.group = flight.group, rep.idle_group
+        return
+    w.kv_tokens = group.kv_tokens + rep.ahead * group.members - w.left_out_tokens
+    if rep.joining > 0:
+        w.kv_tokens += _of_joining(S, r)[1]
 
 
 @jit_cold
@@ -188,8 +287,9 @@ def _reserved_tokens(S, r):
     rep, total = S.replicas[r], 0.0
     compact(S, r)
     for i in range(rep.ordered):
-        update(S, rep.idle_group, S.batch_order[r, i])
         q = S.slots[S.batch_order[r, i]]
+        if q.decoding == 1:
+            update(S, rep.idle_group, S.batch_order[r, i])
         share = 1.0 if S.ignore_eos[q.index] else rep.new_token_ratio
         total += min(S.max_tokens[q.index] - q.generated, S.params[0].clip_tokens) * share
     return total
@@ -388,7 +488,7 @@ def _admit(S, r, most):
         if tried == ADMITTED:
             queue_pop(S, rep.queue)
         if tried == NO_MEMORY or (tried == ADMITTED and not _has_memory(S, r)):
-            rep.batch_is_full = 1 if w.prompts > 0 or S.groups[rep.idle_group].members > 0 else 0
+            rep.batch_is_full = 1 if w.prompts > 0 or _decoding(S, r) > 0 else 0
             return
         if tried == NO_TOKENS or not _has_prompt_budget(S):
             return
@@ -505,25 +605,25 @@ def _add_expected_ends(S, r, slot):
 def _add_expected_end(S, r, slot, is_sorted):
     """Add a request's remaining tokens to ``tmp_key`` and its tokens so far to ``tmp_tie``, the shortest first.
 
-    If ``is_sorted`` is false, insert it before equal ones, and before the last one even if that is shorter (SGLang).
+    If ``is_sorted`` is false, insert it before the first one that is not shorter, or else before the last one (SGLang).
     """
     q, w = S.slots[slot], S.work[0]
     share = 1.0 if S.ignore_eos[q.index] else S.replicas[r].new_token_ratio
     tokens = S.max_tokens[q.index] * share - q.generated
     if tokens <= 0:
         return
-    i = w.ends
-    if not is_sorted and i > 0 and tokens > S.tmp_key[i - 1]:
-        i = i - 1
-        S.tmp_key[i + 1] = S.tmp_key[i]
-        S.tmp_tie[i + 1] = S.tmp_tie[i]
+    at = w.ends if is_sorted else 0
+    if is_sorted:
+        while at > 0 and S.tmp_key[at - 1] > tokens:
+            at -= 1
     else:
-        while i > 0 and (S.tmp_key[i - 1] > tokens or (not is_sorted and S.tmp_key[i - 1] == tokens)):
-            S.tmp_key[i] = S.tmp_key[i - 1]
-            S.tmp_tie[i] = S.tmp_tie[i - 1]
-            i -= 1
-    S.tmp_key[i] = tokens
-    S.tmp_tie[i] = q.prompt + q.generated
+        while at < w.ends - 1 and S.tmp_key[at] < tokens:
+            at += 1
+    for i in range(w.ends, at, -1):
+        S.tmp_key[i] = S.tmp_key[i - 1]
+        S.tmp_tie[i] = S.tmp_tie[i - 1]
+    S.tmp_key[at] = tokens
+    S.tmp_tie[at] = q.prompt + q.generated
     w.ends += 1
 
 
@@ -531,6 +631,8 @@ def _add_expected_end(S, r, slot, is_sorted):
 def _retract(S, r, now_s, rank):
     """Retract at least one request: those with the fewest output tokens, and of them the longest prompts, first."""
     rep, size = S.replicas[r], S.params[0].block_size
+    if rep.in_flight > 0:
+        _note_order(S, r)
     count = _order_by_output(S, r)
     left = count
     while left > 1 and (left == count or _is_short(S, r)):
@@ -552,10 +654,19 @@ def _retract(S, r, now_s, rank):
 
 
 @jit_cold
+def _note_order(S, r):
+    """Note the order of the pending step, in which its sequences end, as a retraction changes that of the next one."""
+    rep = S.replicas[r]
+    compact(S, r)
+    for i in range(rep.ordered):
+        S.slots[S.batch_order[r, i]].return_number = i
+    rep.is_reordered = 1
+
+
+@jit_cold
 def _is_short(S, r):
     """Return whether blocks for a decode step are short, though all cached ones that no request holds are evicted."""
-    rep = S.replicas[r]
-    need = S.block_needs[rep.idle_group, S.groups[rep.idle_group].steps % S.params[0].block_size]
+    rep, need = S.replicas[r], _needed(S, r)
     if S.params[0].prefix_caching > 0:
         make_room(S, r, need)
     return need > rep.free_blocks
@@ -563,13 +674,17 @@ def _is_short(S, r):
 
 @jit_cold
 def _order_by_output(S, r):
-    """Sort the decoding sequences into ``tmp_slot``, the first to be retracted last. Return how many there are."""
-    rep = S.replicas[r]
+    """Sort the decoding sequences into ``tmp_slot``, so that retractions take the last ones. Return their number."""
+    rep, count = S.replicas[r], 0
     compact(S, r)
-    for count in range(rep.ordered):
-        slot, i = S.batch_order[r, count], count
-        update(S, rep.idle_group, slot)
+    for at in range(rep.ordered):
+        slot, i = S.batch_order[r, at], count
         q = S.slots[slot]
+        if S.work[0].left_out > 0 and _ends_by_limit(S, r, q):
+            continue
+        if q.decoding == 1:
+            update(S, rep.idle_group, slot)
+        count += 1
         while i > 0:
             before = S.slots[S.tmp_slot[i - 1]]
             if before.generated > q.generated or (before.generated == q.generated and before.prompt <= q.prompt):
@@ -577,4 +692,4 @@ def _order_by_output(S, r):
             S.tmp_slot[i] = S.tmp_slot[i - 1]
             i -= 1
         S.tmp_slot[i] = slot
-    return rep.ordered
+    return count

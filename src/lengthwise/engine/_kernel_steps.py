@@ -31,13 +31,14 @@ from lengthwise.engine._kernel_memory import (
     end_request,
     expire,
     free_blocks_of,
+    is_dummy,
     move_load,
     note_admission,
     release_transfer_blocks,
     requeue,
     update_ranks,
 )
-from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
+from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica, release_blocks
 from lengthwise.engine._kernel_queue import push_event, queue_pop
 from lengthwise.engine._kernel_reserve import adapt_margin
 from lengthwise.engine._kernel_sglang import insert_prompts, lower_ratio, merge_prompts, note_room
@@ -54,25 +55,33 @@ gap_bin = jit(kernel_layout.gap_bin)
 def launch(S, D, r, now_s):
     """Start the step in ``work`` on replica ``r``. Return the time at which its last pipeline stage ends.
 
-    The step of a data-parallel rank is recorded when the steps of all ranks have been formed (``record_rank``).
+    The step of a data-parallel rank starts when the steps of all ranks have been formed (``record_rank``).
     """
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     flight = S.flights[w.flight]
     kv_tokens = S.groups[flight.group].kv_tokens if w.decodes > 0 else 0
+    if S.params[0].async_scheduling == 1 and S.params[0].sglang == 1 and w.decodes > 0:
+        kv_tokens = w.kv_tokens  # The decodes stay in the idle group.
     end_s, pairs, completed = _run_stages(S, D, r, now_s, kv_tokens)
     rep.tokens += w.decodes + w.drafts + w.prompt_tokens
     rep.swap_s += w.swap_s
     rep.pairs += kv_tokens + w.draft_pairs
     rep.pairs += pairs
     rep.kv_read += kv_tokens
-    if S.params[0].dp == 1:
-        busy_s = _record_step(S, r, now_s, end_s, w.decodes + w.accepted + completed)
-        if S.params[0].reserve == 1:
-            adapt_margin(S, r, busy_s)
-    else:
+    if S.params[rep.side].dp > 1:
         flight.decodes = w.decodes
+        flight.drafts = w.drafts
+        flight.prompts = w.prompts
         flight.prompt_tokens = w.prompt_tokens
-        flight.outputs = w.decodes + completed
+        flight.outputs = w.decodes + w.accepted + completed
+        _count_rounds(rep, w.prompts)
+        return end_s
+    outputs = w.decodes + w.accepted + completed
+    if S.params[0].async_scheduling == 1 and S.params[0].sglang == 1:
+        outputs = 0  # They count at the step's end.
+    busy_s = _record_step(S, r, now_s, end_s, outputs)
+    if S.params[0].reserve == 1:
+        adapt_margin(S, r, busy_s)
     if S.params[0].offload_blocks > 0 and rep.side == 0:
         store_prompts(S, r, now_s, end_s)
         complete_offloading(S, r, now_s)
@@ -86,25 +95,93 @@ def launch(S, D, r, now_s):
 
 
 @jit
-def load_rank(S, r):
-    """Load the step in flight of data-parallel rank ``r`` into ``work``, or a dummy step. Return its tokens."""
-    w, flight = S.work[0], S.flights[r]  # A rank has one step in flight at most.
-    w.flight, w.swap_s = r, 0.0
-    w.decodes = w.prompts = w.prompt_tokens = 0
-    if S.replicas[r].in_flight > 0:
-        w.decodes, w.prompts, w.prompt_tokens = flight.decodes, flight.prompts, flight.prompt_tokens
-    w.seqs = w.decodes + w.prompts
-    return w.decodes + w.prompt_tokens
+def begin_rank(S, r):
+    """Begin to form the next step of data-parallel rank ``r``, which is a dummy step unless ``launch`` fills it."""
+    flight = S.flights[_next_flight(S, r)]
+    flight.decodes = flight.drafts = flight.prompts = flight.prompt_tokens = flight.outputs = 0
 
 
 @jit
-def record_rank(S, r, now_s, end_s, shared_s):
-    """Record the step in ``work`` of rank ``r``, which all ranks of its replica end together."""
-    S.flights[r].end_s = end_s
-    S.replicas[r].layer_s += shared_s
-    busy_s = _record_step(S, r, now_s, end_s, S.flights[r].outputs if S.work[0].seqs > 0 else 0)
-    if S.params[0].reserve == 1 and S.work[0].seqs > 0:
+def _next_flight(S, r):
+    stride = S.params[0].stride
+    return r * stride + (S.replicas[r].first_flight + S.replicas[r].in_flight) % stride
+
+
+@jit
+def load_rank(S, r):
+    """Load the next step of data-parallel rank ``r`` into ``work``. Return its tokens."""
+    w, f = S.work[0], _next_flight(S, r)
+    flight = S.flights[f]
+    w.flight, w.swap_s = f, 0.0
+    w.decodes, w.drafts, w.prompts = flight.decodes, flight.drafts, flight.prompts
+    w.prompt_tokens, w.seqs = flight.prompt_tokens, flight.decodes + flight.prompts
+    return w.decodes + w.drafts + w.prompt_tokens
+
+
+@jit_cold
+def run_together(S, D, first, now_s, tokens, drafter_s):
+    """Take the next steps of a replica's ranks, of ``tokens`` tokens in all, through the pipeline.
+
+    Return when they end, and the seconds of the layers that the ranks compute together.
+    """
+    side, row = S.replicas[first].side, len(S.replicas) + first
+    params, stages = S.params[side], len(D.cost.stage_layers) if side == 1 else len(S.cost.stage_layers)
+    layer_s = entry(S.shared, S.shared_slope, tokens, 0)
+    if side == 1:
+        layer_s = entry(D.shared, D.shared_slope, tokens, 0)
+    end_s, shared_s = now_s, 0.0
+    for p in range(stages):
+        slowest_s = 0.0
+        for r in range(first, first + params.dp):
+            if not is_dummy(S, _next_flight(S, r)):
+                ready_s = S.replicas[r].host_free_s if p == 0 and params.hide_host == 1 else end_s
+                slowest_s = max(slowest_s, max(ready_s, S.stage_free[row, p]) + S.stage_s[r, p])
+        stage_s = (D.cost.stage_layers[p] if side == 1 else S.cost.stage_layers[p]) * layer_s
+        end_s = slowest_s + stage_s + (drafter_s if p == stages - 1 else 0.0)
+        S.stage_free[row, p] = end_s
+        shared_s += stage_s
+    return end_s, shared_s
+
+
+@jit_cold
+def shared_drafter_s(S, first):
+    """Return the seconds of the drafter's layers that all ranks compute together (``Reference._shared_drafter_s``)."""
+    params, most, seconds = S.params[0], 0, 0.0
+    for r in range(first, first + params.dp):
+        most = max(most, S.replicas[r].drafts if load_rank(S, r) > 0 else 0)
+    for number in range(most):
+        tokens = 0
+        for r in range(first, first + params.dp):
+            step_tokens = load_rank(S, r)
+            if step_tokens > 0 and S.replicas[r].drafts > number:
+                tokens += S.work[0].seqs if number > 0 else step_tokens
+        seconds += params.draft_shared_layers * entry(S.shared, S.shared_slope, tokens, 0)
+    return seconds
+
+
+@jit
+def record_rank(S, r, now_s, end_s, shared_s, drafter_s):
+    """Start the step in ``work`` of rank ``r``, which all ranks of its replica end together."""
+    rep, w = S.replicas[r], S.work[0]
+    S.flights[w.flight].end_s = end_s
+    rep.layer_s += shared_s
+    rep.draft_s += drafter_s
+    busy_s = _record_step(S, r, now_s, end_s, S.flights[w.flight].outputs)
+    rep.in_flight += 1
+    if S.params[0].reserve == 1 and w.seqs > 0:
         adapt_margin(S, r, busy_s)
+
+
+@jit_cold
+def end_dummy(S, r):
+    """End the oldest step in flight of rank ``r`` if it is a dummy step. Return whether it is one."""
+    rep, stride = S.replicas[r], S.params[0].stride
+    if not is_dummy(S, r * stride + rep.first_flight):
+        return False
+    rep.first_flight = (rep.first_flight + 1) % stride
+    rep.in_flight -= 1
+    rep.is_blocked = 0
+    return True
 
 
 @jit
@@ -203,6 +280,7 @@ def _pipeline(S, cost, r, now_s, prefill_s, decode_s):
         if p == 0:
             stage_s += embedding_s + added_s + w.swap_s
         stage_s += head_s + w.draft_s if p == last else send_s
+        S.stage_s[r, p] = stage_s
         end_s = max(end_s, S.stage_free[r, p]) + stage_s
         S.stage_free[r, p] = end_s
         layers += cost.stage_layers[p]
@@ -236,6 +314,7 @@ def _pipeline_by_stage(S, one, other, stage_other, r, now_s, kv_tokens):
         if p == 0:
             stage_s += (embedding_b if b else embedding_a) + (host_b if b else host_a) + w.swap_s
         stage_s += (head_b if b else head_a) if p == last else send
+        S.stage_s[r, p] = stage_s
         end_s = max(end_s, S.stage_free[r, p]) + stage_s
         S.stage_free[r, p] = end_s
         layer_s += n * layer
@@ -406,8 +485,13 @@ def _end_verification(S, r, g, now_s):
 @jit
 def end_step(S, D, r, now_s, rank, router):  # noqa: C901, PLR0912  one sequence
     """End the replica's oldest step in flight. Under disaggregation, ``router`` chooses the decode replicas."""
+    if S.params[S.replicas[r].side].dp > 1 and end_dummy(S, r):
+        return
     if S.params[0].async_scheduling == 1:
-        _end_async_step(S, r, now_s)
+        if S.params[0].sglang == 1:
+            _end_overlapped_step(S, r, now_s)
+        else:
+            _end_async_step(S, r, now_s)
         return
     rep, stride = S.replicas[r], S.params[0].stride
     f = r * stride + rep.first_flight
@@ -424,7 +508,7 @@ def end_step(S, D, r, now_s, rank, router):  # noqa: C901, PLR0912  one sequence
     if S.groups[g].members > 0:
         if S.params[0].speculates == 1:
             _end_verification(S, r, g, now_s)
-        elif flight.rests == 0:
+        elif flight.paused == 0:
             _advance_group(S, r, g, now_s)
             _finish_decodes(S, r, g, now_s)
         if rep.partials > 0 or S.groups[rep.idle_group].members > 0:
@@ -454,9 +538,12 @@ def count_at_start(S, r, end_s):
     """Count the tokens of the step just launched, which ends at ``end_s`` (asynchronous scheduling).
 
     The next step is formed before this end. A request that ends by EOS also decodes in the step after its last token,
-    and that result is lost.
+    and that result is lost. By SGLang's rules tokens count when the step ends.
     """
     rep, w = S.replicas[r], S.work[0]
+    if S.params[0].sglang == 1:
+        _start_overlapped(S, r)
+        return
     flight, idle_tokens = S.flights[w.flight], 0
     if w.decodes > 0:
         rep.idle_group, flight.group = flight.group, rep.idle_group
@@ -512,7 +599,8 @@ def _end_async_step(S, r, now_s):
             _count_gap(S, r, now_s - q.resumed_token_s, 1)
         q.last_token_s = now_s
     S.flights[f].prompts = 0
-    if rep.in_flight == 0 and group.members > 0:
+    no_step = rep.in_flight == 0 or (S.params[0].dp > 1 and is_dummy(S, r * stride + rep.first_flight))
+    if no_step and group.members > 0:
         _note_uncounted_ends(S, r, f)
     count, left = 0, 0
     for at in range(rep.ending):
@@ -535,8 +623,114 @@ def _end_async_step(S, r, now_s):
 
 
 @jit_cold
+def _start_overlapped(S, r):
+    """Note what the step just launched computes (SGLang with overlap). Its tokens count when it ends."""
+    rep, w = S.replicas[r], S.work[0]
+    S.flights[w.flight].decodes = w.decodes
+    rep.ahead = 1 if w.decodes > 0 else 0
+    rep.unmerged = w.flight + 1 if w.prompts > 0 else 0
+    for i in range(w.prompts):
+        slot = S.prompt_slot[w.flight, i]
+        q = S.slots[slot]
+        q.prefilled += S.prompt_chunk[w.flight, i]
+        S.prompt_chunk[w.flight, i] = 1 if q.prefilled == q.context else 0
+        if q.prefilled < q.context:
+            _add_partial(S, r, slot)
+            rep.has_chunk = 1
+
+
+@jit_cold
+def _end_overlapped_step(S, r, now_s):
+    """End the oldest step in flight under SGLang's rules with overlap (``Reference._end_overlapped_step``)."""
+    rep, stride, g, finished = S.replicas[r], S.params[0].stride, S.replicas[r].idle_group, 0
+    f, outputs, is_alone = r * stride + rep.first_flight, 0, S.groups[g].members == 0
+    flight = S.flights[f]
+    is_mixed = flight.decodes > 0
+    rep.first_flight = (rep.first_flight + 1) % stride
+    rep.in_flight -= 1
+    rep.is_blocked = 0
+    if rep.in_flight == 0:
+        rep.ahead = 0
+    if is_mixed and S.groups[g].members > 0:
+        outputs = S.groups[g].members
+        _advance_group(S, r, g, now_s)
+        slot = pop_finished(S, g)
+        while slot >= 0:
+            S.tmp_slot[finished] = slot
+            finished += 1
+            slot = pop_finished(S, g)
+        _sort_ends(S, r, finished)
+    rep.is_reordered = 0
+    for i in range(flight.prompts):
+        slot = S.prompt_slot[f, i]
+        if S.prompt_chunk[f, i] == 1 and S.slots[slot].blocks > 0:
+            outputs += 1
+            _end_overlapped_prompt(S, r, slot, now_s)
+    for i in range(finished):
+        _finish_overlapped(S, r, S.tmp_slot[i], now_s)
+    S.series[r, int(now_s / rep.series_bin_s), 5] += outputs
+    rep.joining = 0
+    if rep.unmerged == f + 1:  # No step was formed while this one ran, because it took no time.
+        merge_prompts(S, r, f, is_mixed, is_mixed or is_alone)
+        rep.unmerged = 0
+    flight.prompts = 0
+
+
+@jit_cold
+def _sort_ends(S, r, count):
+    """Sort the ``count`` slots in ``tmp_slot`` by their order in the step that ends."""
+    is_reordered = S.replicas[r].is_reordered == 1
+    for end in range(1, count):
+        i, slot = end, S.tmp_slot[end]
+        at = S.slots[slot].return_number if is_reordered else S.slots[slot].place
+        while i > 0:
+            before = S.slots[S.tmp_slot[i - 1]]
+            if (before.return_number if is_reordered else before.place) < at:
+                break
+            S.tmp_slot[i] = S.tmp_slot[i - 1]
+            i -= 1
+        S.tmp_slot[i] = slot
+
+
+@jit_cold
+def _end_overlapped_prompt(S, r, slot, now_s):
+    q, rep = S.slots[slot], S.replicas[r]
+    first_s = S.results[q.index].first_token_s
+    if first_s != first_s:  # noqa: PLR0124  NaN
+        S.results[q.index].first_token_s = now_s
+    else:
+        _count_gap(S, r, now_s - q.last_token_s, 1)
+    q.last_token_s = now_s
+    q.generated += 1
+    q.decoding = 1
+    if q.generated == q.output:
+        _finish_overlapped(S, r, slot, now_s)
+        return
+    if S.params[0].prefix_caching == RADIX:
+        cache_blocks(S, r, q, q.context)
+    if rep.ahead == 1 and q.context % S.params[0].block_size == 0:
+        q.blocks += 1
+    join(S, rep.idle_group, slot)
+
+
+@jit_cold
+def _finish_overlapped(S, r, slot, now_s):
+    """Finish a request, which is also in the next step, unless that was known to be one too many or has no decodes."""
+    q, rep, size = S.slots[slot], S.replicas[r], S.params[0].block_size
+    tokens = q.prompt + q.generated - 1
+    if rep.ahead == 1 and q.output < S.max_tokens[q.index]:
+        tokens += 1
+        q.blocks = max(q.blocks, (tokens + size - 1) // size)
+    if S.params[0].prefix_caching == RADIX:
+        cache_blocks(S, r, q, tokens)
+        release_blocks(S, r, q, q.blocks)
+        q.blocks = 0
+    _finish(S, r, slot, now_s)
+
+
+@jit_cold
 def _note_uncounted_ends(S, r, f):
-    """Note the requests that end with step ``f``, if no other step was formed while it ran, because it took no time."""
+    """Note the requests that end with step ``f``, if no other step with sequences was formed while it ran."""
     g, at = S.replicas[r].idle_group, 0
     while at < S.groups[g].members:
         slot = member(S, g, at)
@@ -706,15 +900,18 @@ def _receive(S, r, slot):
 
 
 @jit_cold
-def may_form(S, r, now_s):
-    """Return whether a replica may form a step now under asynchronous scheduling (``Reference._may_form``)."""
-    rep = S.replicas[r]
-    if rep.host_free_s > now_s:
-        if rep.wakes == 0:
-            rep.wakes = 1
-            push_event(S, rep.host_free_s, len(S.replicas) + 2 * len(S.results) + r)
+def may_form(S, first, now_s):
+    """Return whether a replica, whose first rank is ``first``, may form a step now under asynchronous scheduling."""
+    host_free_s, is_blocked = 0.0, True
+    for r in range(first, first + S.params[S.replicas[first].side].dp):
+        host_free_s = max(host_free_s, S.replicas[r].host_free_s)
+        is_blocked = is_blocked and S.replicas[r].is_blocked == 1
+    if host_free_s > now_s:
+        if S.replicas[first].wakes == 0:
+            S.replicas[first].wakes = 1
+            push_event(S, host_free_s, len(S.replicas) + 2 * len(S.results) + first)
         return False
-    return rep.is_blocked == 0
+    return not is_blocked
 
 
 @jit

@@ -1,8 +1,8 @@
 """SGLang's scheduler (0.5.23) on one replica: order of the queue, admission by clients' limits, chunks, retraction.
 
 The rules are those of its ``Scheduler``, ``SchedulePolicy``, ``PrefillAdder``, ``NewTokenRatioTracker`` and
-``ScheduleBatch.retract_decode``, with or without its radix cache, and without it with or without overlap of steps. A
-test compares every step with SGLang's own functions.
+``ScheduleBatch.retract_decode``, with or without its radix cache, and with or without overlap of steps. A test compares
+every step with SGLang's own functions.
 """
 
 from __future__ import annotations
@@ -220,6 +220,7 @@ class SglangReplica:
         running: Sequences that decode, in the order in which their prefills have ended.
         is_full: Whether an admission has failed since the last request left ``running``. Then no other is tried.
         chunked: The request whose prompt is half-computed, or None.
+        cache_chunk: With overlap, inserts what ``chunked`` has computed into the tree, before the next step is formed.
     """
 
     def __init__(
@@ -244,6 +245,7 @@ class SglangReplica:
         self.pool, self.waiting = pool, waiting
         self._update_keys, self._preempt, self.admissible = update_keys, preempt, admissible
         self.nodes_of, self._shuffle_key = nodes_of, shuffle_key
+        self.cache_chunk: Callable[[Request], None] | None = None
         self._passes = self._refreshes = 0
         self.running: list[Request] = []
         self.is_full = False
@@ -292,6 +294,8 @@ class SglangReplica:
         """Move the prompts of the last step to ``running``, and remove sequences that have ended."""
         last, self._last = self._last, None
         if last is not None and last.prompts:
+            if self.cache_chunk and self.chunked and self.chunked in [q for q, _ in last.prompts]:
+                self.cache_chunk(self.chunked)
             members = [*(q for q, _ in last.prompts), *(last.decodes)]
             merged = [q for q in members if q.rules.kv_tokens and q is not self.chunked]
             if len(merged) < len(members):
@@ -455,7 +459,7 @@ class SglangReplica:
         return admitted
 
     def _make_room(self, pages: int) -> None:
-        """Evict cached pages until so many are empty, if there are enough that no request holds."""
+        """Evict cached pages until ``pages`` are empty, if there are enough that no request holds."""
         if self.nodes_of:
             self.pool.make_room(pages)
 

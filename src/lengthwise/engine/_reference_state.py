@@ -12,7 +12,7 @@ import numpy as np
 
 from lengthwise.engine.kernel_layout import SERIES_COLUMNS, gap_bin
 from lengthwise.engine.setup import Params, Setup
-from lengthwise.engine.step_time import NO_COST, CostReader, Drafts, StepCost
+from lengthwise.engine.step_time import CostReader, Drafts, StepCost
 from lengthwise.policy.reservation import MemoryGate
 from lengthwise.schema.deployment import KvGroups
 
@@ -196,7 +196,7 @@ class GroupPool:
         return GroupPrefix(tables, length, (longest,) if self.groups.full and longest > length else ())
 
     def _find_local(self, nodes: list[int]) -> tuple[int, int]:
-        """Return (blocks that local groups have found, those of them that they lack because they lie before)."""
+        """Return (how many of the nodes local groups allow, how many of these lie before the window)."""
         groups, size = self.groups, self.groups.block_size
         if not groups.local:
             return len(nodes), 0
@@ -349,7 +349,7 @@ class RadixCache:
         self.make_room(0)
 
     def make_room(self, pages: int) -> None:
-        """Evict leaves until so many pages are empty, or all have a holder or are empty."""
+        """Evict leaves until ``pages`` pages are empty, or every page is empty or has a holder."""
         while self.evictable > max(0, self.free - pages):
             leaves = [one for one in self.segments() if one.parent and not one.children and one.holders == 0]
             leaf = min(leaves, key=self._order)
@@ -752,9 +752,10 @@ class Step:
 
     Attributes:
         prompts: (request, tokens of its prompt that the step computes).
-        paused: Residents that decode, but get no token from this step, because it computes prompts (DECODES_REST).
+        paused: Residents that decode, but get no token from this step, because it computes prompts (PAUSE_DECODES).
         deferred: Requests that are out of the queue while the step is formed, because their chunks are in transfer.
-        emitting: Under asynchronous scheduling, requests that get a token when the step ends.
+        emitting: Under asynchronous scheduling, requests that get a token when the step ends (by SGLang's rules, only
+            those whose prompt it completes).
         finishing: Those of ``emitting`` for which it is the last token.
         is_served: Whether vLLM's priority has served the residents one by one, because blocks were short.
         busy_s: Seconds by which the step extends the time in which the replica is busy.
@@ -789,8 +790,8 @@ class Step:
 
     @property
     def kv_tokens(self) -> int:
-        """Return how many KV tokens the decodes read."""
-        return sum(q.context for q in self.decodes)
+        """Return how many KV tokens the decodes read, the one that they compute included."""
+        return sum(q.rules.kv_tokens or q.context for q in self.decodes)
 
     @property
     def decode_tokens(self) -> int:
@@ -830,12 +831,15 @@ class Replica:
         trtllm: The ``TrtllmReplica`` that forms the steps, or None.
         pending: Whether the replica is to be scheduled at this instant.
         host_free_s: When the host is free to form another step.
+        overlaps: Whether SGLang's rules form each step before the one before it ends.
         wake_s: When the host becomes free for a step that had to wait for it, or infinity.
         is_blocked: Whether the replica forms no step before the oldest step in flight ends: the last one was empty.
         gate: The admission test of memory reserved by predicted length, or None.
         drafts: How many tokens the drafter has proposed for each sequence of the next step.
         preempted_tokens: Computed tokens of the requests preempted for lack of memory since the last step.
         totals: Sums over the replica's steps, a record of ``kernel_layout.replica_t``.
+        stage_free_s: When each pipeline stage ends its last step.
+        ranks: All data-parallel ranks of the replica, which have the same number of steps in flight.
     """
 
     def __init__(self, setup: Setup, number: int, queue: Queue, histogram: Any, storage: ChunkPool) -> None:
@@ -855,6 +859,7 @@ class Replica:
         self.tier = Tier(setup.params, storage)
         self.sglang: Any = None
         self.trtllm: Any = None
+        self.overlaps = setup.params.sglang and setup.params.async_scheduling
         share = setup.params.max_recompute_share
         self.gate = MemoryGate(share, setup.needs) if setup.params.reserve else None
         self.round_steps: list[Step] = []
@@ -869,7 +874,8 @@ class Replica:
         self.steps: list[tuple[Any, ...]] = []
         self.gaps: list[tuple[int, float]] = []
         self._histogram = histogram
-        self._stage_free_s = [0.0] * setup.params.pp
+        self.stage_free_s = [0.0] * setup.params.pp
+        self.ranks = [self]
 
     @property
     def running(self) -> list[Request]:
@@ -914,21 +920,16 @@ class Replica:
         self.gaps.append((count, gap_s))
 
     def step_cost(self, step: Step, drafts: Drafts | None = None) -> StepCost:
-        """Return the cost of a step, which may verify proposed tokens, or no cost if it has no sequences."""
-        if not step.seqs:
-            return NO_COST
+        """Return the cost of a step, which may verify proposed tokens."""
         prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
         return self.cost.step(len(step.decodes), step.kv_tokens, prompts, step.swap_s, drafts)
 
-    def run_stages(self, step: Step, cost: StepCost) -> float:
-        """Take a step through the pipeline, and return when its last stage ends."""
-        end_s = step.start_s
+    def prepare(self, step: Step, cost: StepCost) -> float:
+        """Return when the host has prepared a step, if it does so beside the GPU, else when the step starts."""
         if self.s.params.hide_host:
-            self.host_free_s = end_s = max(end_s, self.host_free_s) + cost.host_s
-        for p, stage_s in enumerate(cost.stages_s):
-            end_s = max(end_s, self._stage_free_s[p]) + stage_s
-            self._stage_free_s[p] = end_s
-        return float(end_s)
+            self.host_free_s = max(step.start_s, self.host_free_s) + cost.host_s
+            return self.host_free_s
+        return step.start_s
 
     def record_step(self, step: Step, cost: StepCost, end_s: float) -> None:
         """Set the end of a step, and record it."""
@@ -958,6 +959,7 @@ class Replica:
             row["series_bin_s"] *= 2
         outputs = sum(q.last.emits for q in step.decodes if q.generated < q.output)
         outputs += sum(q.prefilled + chunk >= q.context for q, chunk in step.prompts)
+        outputs *= not self.overlaps  # They count at the step's end.
         values = (busy_s, step.seqs * busy_s, waiting * busy_s, in_use * busy_s, prompt_tokens, outputs)
         self.series[int(end_s / row["series_bin_s"])] += values
         if step.seqs:

@@ -23,22 +23,15 @@ from lengthwise.schema.errors import InputError
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one engine, named as in vLLM.
-
-    Attributes:
-        block_size: KV tokens of a block.
-        watermark: Share of the blocks that an admission must leave free, except to an empty batch.
-        max_num_queued_reqs: Queue length above which the server refuses requests. None sets no limit.
-        by_priority: Serve the smallest priority first. Otherwise serve first come, first served.
-    """
+    """Limits of one engine, named as in vLLM."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    block_size: int = 16
+    block_size: int = 16  # KV tokens of a block
     num_blocks: int = 4096
-    watermark: float = 0.0
-    max_num_queued_reqs: int | None = None
-    by_priority: bool = False
+    watermark: float = 0.0  # share of the blocks that an admission must leave free, except to an empty batch
+    max_num_queued_reqs: int | None = None  # queue length above which the server refuses requests; None sets no limit
+    by_priority: bool = False  # serve the smallest priority first; otherwise serve first come, first served
 
     @classmethod
     def of(cls, deployment: Deployment) -> Self:
@@ -55,23 +48,14 @@ class Limits:
 
 @dataclass(eq=False, slots=True)
 class SequenceOrder:
-    """Properties of a sequence that determine its position in the queue and in the order of preemption.
+    """Properties of a sequence that determine its position in the queue and in the order of preemption."""
 
-    Attributes:
-        number: Position in the order of arrival, which breaks ties in the queue.
-        arrival_s: Arrival in engine time.
-        priority: Smaller numbers are served first if ``Limits.by_priority``.
-        admission: Sequence number of its last admission, or -1 before the first.
-        last_preemption: Sequence number of its last preemption, or 0 if it was never preempted.
-        last_chunk: Sequence number of its last computed prompt chunk, which breaks ties among victims.
-    """
-
-    number: int
-    arrival_s: float
-    priority: int = 0
-    admission: int = -1
-    last_preemption: int = 0
-    last_chunk: int = 0
+    number: int  # position in the order of arrival, which breaks ties in the queue
+    arrival_s: float  # arrival in engine time
+    priority: int = 0  # smaller numbers are served first if ``Limits.by_priority``
+    admission: int = -1  # sequence number of its last admission, or -1 before the first
+    last_preemption: int = 0  # sequence number of its last preemption, or 0 if it was never preempted
+    last_chunk: int = 0  # sequence number of its last computed prompt chunk, which breaks ties among victims
 
     def in_queue(self, *, by_priority: bool) -> tuple[float, float, int]:
         """Return the sort key of a waiting sequence. The smallest key is admitted first."""
@@ -88,32 +72,21 @@ class SequenceOrder:
 
 @dataclass(eq=False, slots=True)
 class BatchSequence:
-    """One sequence of a request: its prompt and one output.
-
-    Attributes:
-        output_tokens: Length of the output, or None if ``on_token`` decides when the output ends.
-        on_token: Called with the time of every token. Returns True for the last token.
-        on_finish: Called after the last token, but not after an abort.
-        generated: Output tokens so far. While it decodes without ``on_token``, see ``ContinuousBatch.generated``.
-        prefilled: Computed tokens of the context during prefill.
-        blocks: KV blocks in use during prefill.
-        joined_step: ``ContinuousBatch.steps`` when it started to decode, or when ``generated`` was last updated.
-        last_step: ``ContinuousBatch.steps`` after its last token.
-        state: "arriving", "waiting", "running", then "finished" or "aborted".
-    """
+    """One sequence of a request: its prompt and one output."""
 
     order: SequenceOrder
     prompt_tokens: int
-    output_tokens: int | None = None
+    output_tokens: int | None = None  # length of the output, or None if ``on_token`` decides when the output ends
+    # Called with the time of every token. Returns True for the last token.
     on_token: Callable[[float], bool] | None = None
-    on_finish: Callable[[], None] | None = None
-    generated: int = 0
-    prefilled: int = 0
-    blocks: int = 0
+    on_finish: Callable[[], None] | None = None  # called after the last token, but not after an abort
+    generated: int = 0  # output tokens so far; while it decodes without ``on_token``, see ``ContinuousBatch.generated``
+    prefilled: int = 0  # computed tokens of the context during prefill
+    blocks: int = 0  # KV blocks in use during prefill
     decoding: bool = False
-    joined_step: int = 0
-    last_step: int = 0
-    state: str = "arriving"
+    joined_step: int = 0  # ``ContinuousBatch.steps`` when it started to decode, or when ``generated`` was last updated
+    last_step: int = 0  # ``ContinuousBatch.steps`` after its last token
+    state: str = "arriving"  # "arriving", "waiting", "running", then "finished" or "aborted"
     first_token_s: float = math.nan
     finished_s: float = math.nan
     preemptions: int = 0
@@ -148,20 +121,14 @@ class ContinuousBatch:
     Successive decode steps of the same sequences run as one, each at the mean of their costs, unless a sequence has
     ``on_token``. The batch only has sums over decoding sequences, because each gets a token in every step: its context
     is a constant plus ``steps``, and it needs a new block whenever ``steps`` modulo the block size has a certain value.
-
-    Attributes:
-        waiting: Requests in the engine's queue, in the order of admission.
-        tokens: Output tokens so far.
-        steps: Completed steps.
-        step: The step under way, or None if there is nothing to do.
     """
 
     def __init__(self, limits: Limits, step_time: StepTime) -> None:
         self.limits, self._step_time = limits, step_time
-        self.waiting: list[BatchSequence] = []
+        self.waiting: list[BatchSequence] = []  # requests in the engine's queue, in the order of admission
         self.free_blocks = limits.num_blocks
-        self.preemptions = self.tokens = self.steps = 0
-        self.step: Step | None = None
+        self.preemptions = self.tokens = self.steps = 0  # so far: preemptions, output tokens, completed steps
+        self.step: Step | None = None  # the step under way, or None if there is nothing to do
         self._arriving: deque[BatchSequence] = deque()
         self._prefilling: list[BatchSequence] = []
         self._decodes: dict[BatchSequence, None] = {}  # in the order in which they started to decode

@@ -106,8 +106,8 @@ def deploy(
         max_len = limits.max_model_len
     kv = costs.plan_memory(model, gpu, parallel, limits, max_len, memory_planner, num_blocks, hybrid=hybrid)
     if speculation is not None:
-        on = (gpu, node, parallel, limits)
-        speculation, kv = _with_drafter(speculation, kv, model, on, cost, max_len, is_given=num_blocks is not None)
+        target = (gpu, node, parallel, limits)
+        speculation, kv = _with_drafter(speculation, kv, model, target, cost, max_len, is_given=num_blocks is not None)
         kv_tokens = kv.num_blocks * kv.block_size
         if limits.max_model_len is not None and kv_tokens < max_len:
             raise InputError(
@@ -147,21 +147,21 @@ def _with_drafter(
     chosen: Speculation,
     kv: KvPlan,
     model: ModelSpec,
-    on: tuple[GpuSpec, NodeSpec, Parallelism, EngineLimits],
+    target: tuple[GpuSpec, NodeSpec, Parallelism, EngineLimits],
     cost: str | CostTables,
     max_model_len: int,
     *,
     is_given: bool,
 ) -> tuple[Speculation, KvPlan]:
     """Return the settings with the drafter's costs, and the memory with the drafter in it, unless it ``is_given``."""
-    gpu, node, parallel, limits = on
+    gpu, node, parallel, limits = target
     if chosen.method == "ngram":
         return chosen, kv
     if chosen.method != "draft_model":
         shard = costs.shard_of(model, parallel, limits)
         # EAGLE-3 heads have a vocabulary of their own (arXiv:2503.01840); others use the head of the model.
         share = min(1.0, EAGLE3_VOCABULARY / model.vocab) if chosen.method == "eagle3" else 1.0
-        weights = catalog.layer_weight_bytes(model, model.layers - 1, shard.weight_dtype) / parallel.tp
+        weights = shard.layer_weight_bytes(model.layers - 1) / parallel.tp
         block_bytes = shard.kv_bytes * kv.block_size
         drafter = Drafter(1.0, share)
     else:
@@ -172,7 +172,9 @@ def _with_drafter(
                 f"{draft.vocab}. Take one of the same family"
             )
         own_limits = replace(limits, weight_dtype=None)
-        shard = costs.shard_of(draft, replace(parallel, replicas=1), own_limits)
+        # Each data-parallel rank has a draft model of its own.
+        parallel = replace(parallel, replicas=1) if parallel.dp == 1 else Parallelism(parallel.tp, parallel.pp)
+        shard = costs.shard_of(draft, parallel, own_limits)
         source = cost if isinstance(cost, str) and cost.partition(":")[0] in ("roofline", "profile") else "roofline"
         tables = _tables(source, draft, gpu, node, parallel, own_limits, min(max_model_len, draft.max_model_len))
         weights = float(shard.stage_weight_bytes()[0])

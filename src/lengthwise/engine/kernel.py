@@ -11,7 +11,6 @@ right after that end.
 from __future__ import annotations
 
 from lengthwise._jit import by_pointer, jit, jit_cold
-from lengthwise.cost._lookup import entry
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_batch import chunk_for, form
 from lengthwise.engine._kernel_groups import member
@@ -27,6 +26,7 @@ from lengthwise.engine._kernel_memory import (
 from lengthwise.engine._kernel_prefix import index_prompt, previous_replica, set_router_arrays
 from lengthwise.engine._kernel_queue import next_request, pop_event, predicted_total, push_event, take_request
 from lengthwise.engine._kernel_steps import (
+    begin_rank,
     can_repeat,
     count_at_start,
     end_in_place,
@@ -36,6 +36,8 @@ from lengthwise.engine._kernel_steps import (
     load_rank,
     may_form,
     record_rank,
+    run_together,
+    shared_drafter_s,
     start_transfers,
     stays_empty,
 )
@@ -85,15 +87,17 @@ def run(
             passes -= 1
             preemptions = counters.preemptions
             decoding = passes == 1 and params.decode_replicas > 0
-            count = _order_replicas(S, decoding)
-            for k in range(count):
+            count, k = _order_replicas(S, D, decoding, now_s, rank, decode_memory), 0
+            while k < count:
                 r = S.tmp_order[k]
+                k += 1
                 _schedule(
-                    S, D, r, now_s, count - 1 - k, preemptions, rank, victim,
+                    S, D, r, now_s, count - k, preemptions, rank, victim,
                     decode_batching if decoding else batching, decode_memory if decoding else memory, preemption, rules,
                 )  # fmt: skip
-                if params.dp > 1 and (r + 1) % params.dp == 0:
-                    _start_together(S, D, r + 1 - params.dp, now_s, count - 1 - k, preemptions)
+                dp = S.params[S.replicas[r].side].dp
+                if dp > 1 and k % dp == 0 and _start_together(S, D, r + 1 - dp, now_s, count - k, preemptions):
+                    k -= dp  # The ranks form one more step.
             if counters.problem != OK or (counters.preemptions == preemptions and not decoding):
                 break
         if counters.problem != OK:
@@ -113,13 +117,12 @@ def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, de
             if counters.entry_s == now_s:
                 _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
             continue
-        for one in range(r, r + S.params[0].dp):  # The event of several ranks has the number of the first.
-            if S.replicas[one].in_flight == 0:  # a rank's dummy step
-                continue
+        last = r + S.params[S.replicas[r].side].dp - 1
+        for one in range(r, last + 1):  # The event of several ranks has the number of the first.
             end_step(S, D, one, now_s, rank, decode_router)
             S.pending[one] = 1
-            if S.replicas[one].in_flight > 0:
-                push_event(S, S.flights[one * S.params[0].stride + S.replicas[one].first_flight].end_s, one)
+            if one == last and S.replicas[r].in_flight > 0:
+                push_event(S, S.flights[r * S.params[0].stride + S.replicas[r].first_flight].end_s, r)
             if counters.entry_s == now_s:
                 _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
 
@@ -219,7 +222,8 @@ def _new_slot(S, i):
     q.admission = q.cached_segment = q.last_flight = q.place = q.hit = -1
     q.last_token_s = q.queued_for_s = q.charged_tokens = 0.0
     q.waiting = 1
-    q.extra_steps = 1 - S.ends_at_limit[i] if S.params[0].async_scheduling == 1 else 0
+    ahead = S.params[0].async_scheduling == 1 and S.params[0].sglang == 0
+    q.extra_steps = 1 - S.ends_at_limit[i] if ahead else 0
     q.queued_at_s = q.arrival_s
     return slot
 
@@ -278,10 +282,10 @@ def _complete_oldest_bin(S, now_s, rank):
 
 
 @jit
-def _order_replicas(S, decoding):
+def _order_replicas(S, D, decoding, now_s, rank, decode_memory):
     """Store the replicas to schedule in ``tmp_order``, in the order of the module's docstring. Return their number."""
-    if S.params[0].dp > 1:
-        return _order_ranks(S)
+    if S.params[1 if decoding else 0].dp > 1:
+        return _order_ranks(S, D, decoding, now_s, rank, decode_memory)
     if S.params[0].central_queue == 1 and S.queues[0].length > 0:
         _order_by_load(S)
         S.pending[:] = 0
@@ -296,19 +300,32 @@ def _order_replicas(S, decoding):
 
 
 @jit_cold
-def _order_ranks(S):
-    """Store all ranks of the replicas that have a pending rank and no step in flight. Return their number."""
-    count, dp = 0, S.params[0].dp
-    for first in range(0, S.params[0].replicas, dp):
-        pending, in_flight = 0, 0
-        for r in range(first, first + dp):
+def _order_ranks(S, D, decoding, now_s, rank, decode_memory):
+    """Store all ranks of the replicas that have a pending rank and may form a step. Return their number.
+
+    On the decode side, transfers to all ranks of the pending replicas start before.
+    """
+    params, begin, count = S.params[1 if decoding else 0], S.params[0].replicas if decoding else 0, 0
+    for first in range(begin, begin + params.replicas, params.dp):
+        pending = 0
+        for r in range(first, first + params.dp):
             pending += S.pending[r]
-            in_flight += S.replicas[r].in_flight
             S.pending[r] = 0
-            S.tmp_order[count + r - first] = r
-        if pending > 0 and in_flight == 0:
-            count += dp
+        if pending == 0:
+            continue
+        if decoding:
+            for r in range(first, first + params.dp):
+                start_transfers(S, D, r, now_s, rank, decode_memory)
+        if S.replicas[first].in_flight < params.max_in_flight and _may_form(S, first, now_s):
+            for r in range(first, first + params.dp):
+                S.tmp_order[count] = r
+                count += 1
     return count
+
+
+@jit
+def _may_form(S, first, now_s):
+    return S.params[S.replicas[first].side].async_scheduling == 0 or may_form(S, first, now_s)
 
 
 @jit_cold
@@ -349,10 +366,12 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
     repeating, retried, swap_s, ahead = False, False, 0.0, params.async_scheduling == 1
-    if rep.side == 1:
+    if params.dp > 1:
+        begin_rank(S, r)
+    elif rep.side == 1:
         start_transfers(S, D, r, now_s, rank, memory)
     while repeating or rep.in_flight < params.max_in_flight:
-        if ahead and not may_form(S, r, now_s):
+        if ahead and params.dp == 1 and not may_form(S, r, now_s):
             return
         if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption, rules):
             rep.is_blocked = 1 if ahead and rep.in_flight > 0 else 0
@@ -380,35 +399,40 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
 
 
 @jit_cold
-def _start_together(S, D, first, now_s, left, preemptions):
+def _start_together(S, D, first, now_s, left, preemptions):  # noqa: C901  one sequence
     """Start the steps that the ranks of a replica have formed, which end together.
 
-    A step of decodes only is repeated without an event, as ``_schedule`` does, while no rank can form another step.
+    Return whether the ranks may form one more step now. A step of decodes only is repeated without an event, as
+    ``_schedule`` does, while no rank can form another step.
     """
-    end, until_s = first + S.params[0].dp, _independent_until_s(S, left, preemptions)
+    params = S.params[S.replicas[first].side]
+    end, until_s, ahead = first + params.dp, _independent_until_s(S, left, preemptions), params.async_scheduling == 1
     while True:
-        end_s, tokens = now_s, 0
+        tokens = 0
         for r in range(first, end):
             tokens += load_rank(S, r)
-            if S.work[0].seqs > 0:
-                end_s = max(end_s, S.flights[r].end_s)
         if tokens == 0:
-            return
-        shared_s = S.cost.stage_layers[0] * entry(S.shared, S.shared_slope, tokens, 0)
-        end_s += shared_s
-        repeating = True
+            return False
+        drafter_s = shared_drafter_s(S, first) if S.params[0].speculates == 1 else 0.0
+        end_s, shared_s = run_together(S, D, first, now_s, tokens, drafter_s)
+        repeating = params.max_in_flight == 1
         for r in range(first, end):
             load_rank(S, r)
-            record_rank(S, r, now_s, end_s, shared_s)
+            record_rank(S, r, now_s, end_s, shared_s, drafter_s)
             if S.work[0].seqs == 0:
                 repeating = repeating and stays_empty(S, r, until_s, end_s)
+            elif ahead:
+                count_at_start(S, r, end_s)
             else:
                 repeating = repeating and S.work[0].prompts == 0 and can_repeat(S, r, end_s, until_s)
         if not repeating:
-            push_event(S, end_s, first)
-            return
+            if S.replicas[first].in_flight == 1:
+                push_event(S, end_s, first)
+            return S.replicas[first].in_flight < params.max_in_flight and _may_form(S, first, now_s)
         for r in range(first, end):
+            S.replicas[r].in_flight -= 1
             if load_rank(S, r) > 0:
+                S.replicas[r].in_flight += 1  # which ``end_in_place`` subtracts
                 end_in_place(S, r, end_s)
                 launch(S, D, r, end_s)
         now_s = end_s

@@ -86,6 +86,7 @@ replica_t = _record(
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
     incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index ending is_blocked wakes
     passes refreshes spare_blocks preempted_tokens prompt_tokens drafts decodes draft_tokens accepted_tokens
+    joining ahead unmerged has_chunk is_reordered
     fresh newest_decode
     """,
     """
@@ -113,9 +114,14 @@ Rules of SGLang and TensorRT-LLM (``_kernel_sglang``, ``_kernel_trtllm``): ``bat
 number of ``ordered`` residents in ``State.batch_order``, the sum of the residents' ``reserved`` blocks, and the queue
 key and index of the last resident in order (``last_key``, ``last_index``). SGLang's alone: the number of ``passes``
 over the queue, of ``refreshes`` (passes that may refresh the prefixes of waiting requests), and of the free blocks that
-keep their contents when ``make_room`` runs next (``spare_blocks``). Asynchronous scheduling: ``ending`` requests of
-``State.ending`` have their last token in flight, a replica that ``is_blocked`` waits for the end of the oldest step
-in flight, the host is free at ``host_free_s``, and ``wakes`` is 1 if an event at that time is pending."""
+keep their contents when ``make_room`` runs next (``spare_blocks``); with overlap (``_kernel_sglang``) how many requests
+are ``joining``, whether the step formed last decodes and is in flight (``ahead``), 1 + that step in flight while its
+prompts are not in the order of decodes (``unmerged``, else 0), whether a chunk is not in the tree yet (``has_chunk``),
+and whether ``return_number`` is the order of the requests in the step in flight (``is_reordered``).
+
+Asynchronous scheduling: ``ending`` requests of ``State.ending`` have their last token in flight, a replica that
+``is_blocked`` waits for the end of the oldest step in flight, the host is free at ``host_free_s``, and ``wakes`` is 1
+if an event at that time is pending."""
 
 cached_t = np.dtype(
     [("node", "i8")] + [(name, "i4") for name in ("holders", "next", "previous", "next_copy")], align=True
@@ -183,12 +189,13 @@ first."""
 storage_t = _record("chunks oldest newest")
 """A row of ``State.stored``: its number of ``chunks``, and the ends of their list, -1 if it is empty."""
 
-flight_t = _record("group rests prompts tokens decodes prompt_tokens outputs", "end_s")
-"""A step in flight. ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts. Under
+flight_t = _record("group paused prompts tokens decodes drafts prompt_tokens outputs", "end_s")
+"""A step in flight. ``paused`` is 1 if the decodes of ``group`` pause while the step computes its prompts. Under
 asynchronous scheduling, its decodes get ``tokens`` tokens when it ends, and ``State.prompt_chunk`` is 1 for a chunk
-that completes its prompt, and 0 for any other. With
-data-parallel ranks ``end_s`` is when the rank alone would be ready, until the step of all ranks starts, which needs
-the step's ``decodes``, ``prompt_tokens`` and ``outputs`` (decodes and completed prompts)."""
+that completes its prompt, and 0 for any other.
+With data-parallel ranks, the start of the ranks' step needs its ``decodes``, ``drafts`` (proposed tokens),
+``prompt_tokens`` and ``outputs`` (tokens of its decodes, and completed prompts). A dummy step has neither decodes nor
+prompts."""
 
 queue_t = _record("offset room length", "deadline_s overdue_at_s")
 """A queue: ``length`` of its ``room`` entries of ``State.queued_*``, which begin at ``offset``. ``deadline_s`` is the
@@ -242,7 +249,7 @@ param_t = _record(
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
     transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s storage_latency_s
     initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share burstiness missed_draft_rate
-    verify_pair_s draft_layers draft_head_share draft_pass_s
+    verify_pair_s draft_layers draft_shared_layers draft_head_share draft_pass_s
     """,
 )
 """Parameters, one row for each of ``Setup.rows`` (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of
@@ -254,7 +261,7 @@ work_t = _record(
     """
     flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred left_input
     left_chunk allocated ends is_served candidate max_chunk drafts draft_pairs accepted found_length
-    found_skipped found_boundary
+    found_skipped found_boundary left_out left_out_blocks left_out_tokens kv_tokens
     """,
     "swap_s reserved draft_s",
 )
@@ -270,4 +277,6 @@ verify ``drafts`` proposed tokens with ``draft_pairs`` keys and accept ``accepte
 
 SGLang's rules: the step may have ``left_input`` more tokens by ``max_prefill_tokens`` and ``left_chunk`` more by
 ``chunked_prefill_size``; its sequences take ``allocated`` tokens of the GPU pool, ``reserved`` tokens are kept free for
-these and for the rest of all outputs, and ``ends`` expected ends are in ``State.tmp_key``."""
+these and for the rest of all outputs, and ``ends`` expected ends are in ``State.tmp_key``. With overlap, the decodes
+read ``kv_tokens``, and ``left_out`` sequences, which would need ``left_out_blocks`` and read ``left_out_tokens``, are
+not among them."""

@@ -47,9 +47,13 @@ class State(NamedTuple):
     """The state of a run. ``new_state`` gives the shapes, and ``kernel_layout`` describes the records.
 
     Costs: ``cost``, ``other`` for the pipeline stages whose ``stage_other`` is 1, and ``shared`` [T+1, 1] for what
-    data-parallel ranks compute together in a layer, which continues with ``shared_slope`` [1]. ``group_costs`` and
-    ``group_sizes`` [groups, 12] (sizes of the tables, and the whole numbers of ``PackedCost``) are those of further
-    groups of replicas.
+    data-parallel ranks compute together in a layer; beyond its last row it grows by ``shared_slope`` [1] a token.
+    ``group_costs`` and ``group_sizes`` [groups, 12] (sizes of the tables, and the whole numbers of ``PackedCost``) are
+    the costs of further groups of replicas.
+
+    Pipelines: a stage is free from ``stage_free`` [2 x replicas, stages] on (of a replica with several data-parallel
+    ranks this is row ``replicas`` + the number of its first rank), and takes ``stage_s`` [replicas, stages] for the
+    step formed last, where other ranks share nothing.
 
     Queues: ``queued_*`` are the
     heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers see the counts of each replica
@@ -59,10 +63,10 @@ class State(NamedTuple):
 
     Prefix caches: ``cached`` has each replica's blocks with contents, and ``cache_table`` finds them by node; in a
     radix tree these are ``segments``, and ``leaves`` is the heap of the evictable ones. Block k of request i is
-    ``request_blocks[request_blocks_start[i] + k]``; with G KV cache groups, that of block k in group g is at k G + g.
+    ``request_blocks[request_blocks_start[i] + k]``; with G KV cache groups, block b of group g has k = b G + g.
     ``tiers`` [replicas] and ``offloads`` [n] are the state of the CPU memory behind the prefix caches
     (``_kernel_tiers``): a chunk can be read from ``chunk_ready_s`` on, a transfer uses
-    it until ``chunk_busy_until_s``, and blocks with a nonzero ``is_used`` count as used when their request ends.
+    it until ``chunk_busy_until_s``. When a request ends, its chunks with a nonzero ``is_used`` become the last used.
     ``storages`` and ``stored``, by node, are the storage behind the CPU memory. ``loading`` has slots of requests with
     a load, and ``deferred`` slots of those that are out of the queue while a step is formed.
 
@@ -93,6 +97,7 @@ class State(NamedTuple):
     cohort_s: Array
     cohort_n: Array
     stage_free: Array
+    stage_s: Array
     flights: Array
     prompt_slot: Array
     prompt_chunk: Array
@@ -178,7 +183,7 @@ class State(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """State of the decode side. ``slot_of`` [n] is the slot of each request in transfer.
+    """State of the decode side, with costs as in ``State``. ``slot_of`` [n] is the slot of each request in transfer.
 
     ``prefill_*`` [prefill replicas] and ``decode_*`` [decode replicas] are the parts of the counts that routers see.
     """
@@ -186,6 +191,8 @@ class DecodeState(NamedTuple):
     cost: PackedCost
     other: PackedCost
     stage_other: Array
+    shared: Array
+    shared_slope: Array
     draws: Array
     previous_turn: Array
     routed: Array
@@ -247,7 +254,8 @@ def new_state(setup: Setup, log_rows: int) -> State:
         block_frees=np.zeros((groups, params.block_size) if params.hybrid else (1, 1), np.int64),
         cohort_s=np.empty((groups, seqs), np.float64),
         cohort_n=np.empty((groups, seqs), np.int64),
-        stage_free=np.zeros((replicas, stride)),
+        stage_free=np.zeros((2 * replicas, stride)),
+        stage_s=np.zeros((replicas, stride)),
         flights=flights,
         prompt_slot=np.empty((replicas * stride, seqs), np.int64),
         prompt_chunk=np.empty((replicas * stride, seqs), np.int64),
@@ -368,14 +376,14 @@ def new_decode_state(setup: Setup, state: State) -> DecodeState:
     views = (*(one[:first] for one in counts), *(one[first:] for one in counts), state.no_tokens[first:].copy())
     if decode_side is None:
         none = np.zeros(1, np.int64)
-        sides = (state.cost, state.other, state.stage_other, state.draws)
+        sides = (state.cost, state.other, state.stage_other, state.shared, state.shared_slope, state.draws)
         return DecodeState(*sides, none[:0], none[:0], none, state.service_rate, *views)
     cost = decode_side.deployment.cost
     slot_of = np.zeros(len(setup.columns.prompt), np.int64)
     turns = decode_side.columns.previous_turn
     return DecodeState(
-        pack(cost), *_other_degree(cost), decode_side.columns.draws, turns, np.full_like(turns, -1), slot_of,
-        decode_side.service_rate, *views,
+        pack(cost), *_other_degree(cost), *_shared(cost), decode_side.columns.draws, turns, np.full_like(turns, -1),
+        slot_of, decode_side.service_rate, *views,
     )  # fmt: skip
 
 
@@ -563,7 +571,7 @@ def _record_unfinished(state: State) -> None:
     for g, group in enumerate(state.groups):
         members = state.heaps[g, : int(group["members"])] & 0xFFFFFFFF
         tokens[members] += group["steps"] - slots["join_step"][members]
-    if state.params[0]["async_scheduling"]:
+    if state.params[0]["async_scheduling"] and not state.params[0]["sglang"]:
         tokens -= _tokens_in_flight(state, tokens)
     cut = state.results["status"][index] == Status.UNFINISHED
     state.results["output_tokens"][index[cut]] = np.maximum(tokens[cut], 0)
@@ -580,6 +588,8 @@ def _tokens_in_flight(state: State, tokens: Array) -> Array:
     decodes = state.prompt[slots["index"]] + tokens - slots["context"] - 1
     for r, replica in enumerate(state.replicas):
         places = [r * stride + (replica["first_flight"] + k) % stride for k in range(replica["in_flight"])]
+        if state.params[0]["dp"] > 1:  # without dummy steps
+            places = [f for f in places if state.flights[f]["decodes"] + state.flights[f]["prompts"] > 0]
         for f in places:
             prompts = state.prompt_slot[f, : state.flights[f]["prompts"]]
             np.add.at(found, prompts, state.prompt_chunk[f, : len(prompts)])

@@ -33,7 +33,7 @@ from lengthwise.engine._reference_state import (
 from lengthwise.engine._reference_trtllm import TrtllmLimits, TrtllmReplica
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import INDEX_TOKENS, Function, Setup, error_of
-from lengthwise.engine.step_time import CostReader, Drafts
+from lengthwise.engine.step_time import NO_COST, CostReader, Drafts
 from lengthwise.policy import contracts
 from lengthwise.schema.deployment import SCHEDULE_POLICIES, aligned_chunk
 from lengthwise.schema.records import Rejection, Status
@@ -69,6 +69,10 @@ class Reference:
                 Replica(decode_side, number, Queue([], []), self.histogram, ChunkPool(0)) for number in numbers
             ]
         self.replicas = [*self.prefill_replicas, *self.decode_replicas]
+        for side in (self.prefill_replicas, self.decode_replicas):
+            for rep in side:
+                first = side.index(rep) // rep.s.params.dp * rep.s.params.dp
+                rep.ranks = side[first : first + rep.s.params.dp]
         if params.central_queue:
             self.queues = self.queues[:1]
         for rep in self.replicas:
@@ -108,12 +112,15 @@ class Reference:
             SCHEDULE_POLICIES[params.schedule_policy],
             params.refreshes_prefixes,
         )
-        return SglangReplica(
+        made = SglangReplica(
             limits,
             *self._rule_inputs(rep),
             nodes_of=self._prefix_nodes if params.prefix_caching else None,
             shuffle_key=lambda number, q: shuffle_key(params.shuffle_seed, rep.number, number, q.index),
         )
+        if rep.overlaps:
+            made.cache_chunk = lambda q: self._cache_blocks(rep, q, q.prefilled, "computed")
+        return made
 
     def _trtllm_replica(self, rep: Replica) -> TrtllmReplica:
         params, settings = self.s.params, self.s.deployment.scheduler.trtllm
@@ -179,7 +186,7 @@ class Reference:
             for q in (*rep.running, *rep.loading, *rep.queue.waiting, *finishing):
                 self.results[q.index]["output_tokens"] = self._output_tokens(q)
                 self.results[q.index]["queued_for_s"] = q.wait.before_s
-            for q in [q for step in rep.flights for q in step.emitting]:
+            for q in [q for step in rep.flights for q in step.emitting if not rep.overlaps]:
                 self.results[q.index]["output_tokens"] -= 1
         for i, row in enumerate(self.results):
             if self.parents_left[i] > 0 and row["status"] == Status.UNFINISHED:
@@ -361,12 +368,21 @@ class Reference:
         return True
 
     def _end_step(self, rep: Replica, now: float) -> bool:
-        """If the replica's oldest step ends now, process its end and return True. Otherwise return False."""
+        """If the replica's oldest step ends now, process its end and return True. Otherwise return False.
+
+        All data-parallel ranks of a replica end a step before the first of them ends the next one.
+        """
         if not rep.flights or rep.flights[0].end_s != now:
+            return False
+        if any(len(one.flights) > len(rep.flights) for one in rep.ranks):
             return False
         step = rep.flights.pop(0)
         rep.pending = True
-        if rep.s.params.async_scheduling:
+        if rep.overlaps:
+            self._end_overlapped_step(rep, step, now)
+        elif not step.seqs:  # a rank's dummy step
+            rep.is_blocked = False
+        elif rep.s.params.async_scheduling:
             self._end_async_step(rep, step, now)
         else:
             self._end_sync_step(rep, step, now)
@@ -416,6 +432,37 @@ class Reference:
         for q, tokens in step.prompts:
             if q not in done:
                 self._cache_blocks(rep, q, q.prefilled + tokens, "computed")
+
+    def _start_overlapped(self, rep: Replica, step: Step) -> None:
+        """Note what a step in flight computes. Its tokens count when it ends, after the next step has been formed."""
+        rep.idle += [*step.decodes, *(q for q, _ in step.prompts)]
+        for q, chunk_tokens in step.prompts:
+            q.prefilled += chunk_tokens
+        step.emitting = [q for q, _ in step.prompts if q.prefilled == q.context]
+
+    def _end_overlapped_step(self, rep: Replica, step: Step, now: float) -> None:
+        """End a step under SGLang's rules with overlap. A request that has left since it was formed gets no token.
+
+        Prompts enter the tree, and ended requests free their pages, in the order of the step, prompts first.
+        """
+        rep.is_blocked = False
+        rep.sglang.end(step)
+        prompts, decodes = ([q for q in part if q.rules.kv_tokens] for part in (step.emitting, step.decodes))
+        for last in sorted(times := Counter(q.last.token_s for q in decodes)):  # type: ignore[type-var]
+            rep.count_gap(now - last, times[last])  # type: ignore[operator]
+        column = kernel_layout.SERIES_COLUMNS.index("output_tokens")
+        rep.series[int(now / rep.totals["series_bin_s"]), column] += len(prompts) + len(decodes)
+        for q in (*prompts, *decodes):
+            ends = q.generated + 1 == q.output
+            if ends or q in prompts:
+                self._cache_blocks(rep, q, q.rules.kv_tokens if ends else q.context, "ended")
+            if ends:
+                rep.pool.release(q.cached, q.blocks - len(q.cached))
+                q.blocks, q.cached, q.rules.kv_tokens = 0, (), 0
+            if q in prompts and q.last.token_s is not None:
+                rep.count_gap(now - q.last.token_s, 1)
+            rep.idle.remove(q)
+            self._emit(rep, q, now)
 
     def _count_at_start(self, rep: Replica, step: Step) -> None:
         """Count a step's tokens at its start, because the next step is formed before it ends (asynchronous scheduling).
@@ -583,20 +630,15 @@ class Reference:
     def _schedule_all(self, now: float) -> None:
         """Schedule pending replicas by number, or all replicas, least loaded first, if a central queue has requests.
 
-        If one data-parallel rank of a replica is pending, all of them form a step.
+        If one data-parallel rank of a replica is pending, all of them form a step. Before that, transfers to all ranks
+        of the pending decode replicas start.
 
         Requests that were preempted into a central queue are offered to all replicas once more. Decode replicas are
         scheduled before prefill replicas, which then see the blocks that their transfers have freed.
         """
-        if self.decode_replicas:
-            for rep in [*self.decode_replicas, *self.prefill_replicas]:
-                if rep.pending:
-                    rep.pending = False
-                    self._schedule(rep, now)
-            return
-        if (dp := self.s.params.dp) > 1:
-            for first in range(0, len(self.replicas), dp):
-                self._schedule_together(self.replicas[first : first + dp], now)
+        if self.decode_replicas or self.s.params.dp > 1:
+            for side in (self.decode_replicas, self.prefill_replicas):
+                self._schedule_side([rep for rep in side if any(one.pending for one in rep.ranks)], now)
             return
         for _ in range(2):
             before = self.preemptions
@@ -609,11 +651,22 @@ class Reference:
             if not self.s.params.central_queue or self.preemptions == before:
                 return
 
+    def _schedule_side(self, pending: list[Replica], now: float) -> None:
+        for rep in pending:
+            rep.pending = False
+            if len(rep.ranks) > 1 and rep in self.decode_replicas:
+                self._start_transfers(rep, now)
+        for rep in pending:
+            if len(rep.ranks) == 1:
+                self._schedule(rep, now)
+            elif rep is rep.ranks[0]:
+                self._schedule_together(rep.ranks, now)
+
     def _schedule(self, rep: Replica, now: float) -> None:
         if rep in self.decode_replicas:
             self._start_transfers(rep, now)
         while len(rep.flights) < rep.s.params.max_in_flight:
-            if not self._may_form(rep, now):
+            if not self._may_form([rep], now):
                 return
             step = self._form_or_retry(rep, now)
             if not step.seqs:
@@ -622,14 +675,11 @@ class Reference:
             self._launch(rep, step)
 
     def _schedule_together(self, ranks: list[Replica], now: float) -> None:
-        """Form the next step of all ranks of a replica, if one is pending and no step is in flight on any of them."""
-        is_pending = any(rep.pending for rep in ranks)
-        for rep in ranks:
-            rep.pending = False
-        if not is_pending or any(rep.flights for rep in ranks):
-            return
-        steps = [self._form_or_retry(rep, now) for rep in ranks]
-        if any(step.seqs for step in steps):
+        """Fill the pipeline of a replica with steps of all its ranks."""
+        while len(ranks[0].flights) < ranks[0].s.params.max_in_flight and self._may_form(ranks, now):
+            steps = [self._form_or_retry(rep, now) for rep in ranks]
+            if not any(step.seqs for step in steps):
+                return
             self._launch_together(ranks, steps)
 
     def _form_or_retry(self, rep: Replica, now: float) -> Step:
@@ -643,15 +693,16 @@ class Reference:
             step.swap_s += swap_s
         return step
 
-    def _may_form(self, rep: Replica, now: float) -> bool:
+    def _may_form(self, ranks: list[Replica], now: float) -> bool:
         """Return whether a replica may form a step now. Under asynchronous scheduling it may have to wait.
 
-        It waits for its host or, after an empty step, for the end of the oldest step in flight.
+        It waits for the hosts of its ranks or, after an empty step, for the end of the oldest step in flight.
         """
-        if rep.host_free_s > now:
-            rep.wake_s = rep.host_free_s
+        host_free_s = max(rep.host_free_s for rep in ranks)
+        if host_free_s > now:
+            ranks[0].wake_s = host_free_s
             return False
-        return not rep.is_blocked
+        return not all(rep.is_blocked for rep in ranks)
 
     def _form(self, rep: Replica, now: float) -> Step:  # noqa: C901  one straight sequence
         step = Step(now)
@@ -682,7 +733,7 @@ class Reference:
                 self._note_overdue_time(rep.queue, q)
         if not step.seqs:
             self._take_decodes(rep, step, flags, tokens)
-        if step.prompts and not step.decodes and flags & contracts.DECODES_REST:
+        if step.prompts and not step.decodes and flags & contracts.PAUSE_DECODES:
             step.paused = [q for q in rep.idle if q.decoding]
             rep.idle = [q for q in rep.idle if not q.decoding]
         return step
@@ -1276,20 +1327,56 @@ class Reference:
 
     def _launch(self, rep: Replica, step: Step) -> None:
         cost = rep.step_cost(step, self._count_drafts(rep, step))
-        rep.record_step(step, cost, rep.run_stages(step, cost))
+        end_s = rep.prepare(step, cost)
+        for p, stage_s in enumerate(cost.stages_s):
+            end_s = rep.stage_free_s[p] = max(end_s, rep.stage_free_s[p]) + stage_s
+        rep.record_step(step, cost, end_s)
         self._put_in_flight(rep, step)
 
     def _launch_together(self, ranks: list[Replica], steps: list[Step]) -> None:
-        """Start the steps of a replica's ranks, which end together. A rank without sequences runs a dummy step."""
+        """Start the steps of a replica's ranks, which end together. A rank without sequences runs a dummy step.
+
+        Each stage takes the seconds of its slowest rank, and then those that all ranks compute together.
+        """
         steps = [step if step.seqs else Step(step.start_s) for step in steps]
-        costs = [rep.step_cost(step) for rep, step in zip(ranks, steps, strict=True)]
-        shared_s = ranks[0].cost.shared_s(sum(len(step.decodes) + step.prompt_tokens for step in steps))
-        end_s = max(rep.run_stages(step, cost) for rep, step, cost in zip(ranks, steps, costs, strict=True)) + shared_s
+        costs = [
+            rep.step_cost(step, self._count_drafts(rep, step)) if step.seqs else NO_COST
+            for rep, step in zip(ranks, steps, strict=True)
+        ]
+        working = [(rep, step, cost) for rep, step, cost in zip(ranks, steps, costs, strict=True) if step.seqs]
+        shared_s = ranks[0].cost.shared_s(sum(step.decode_tokens + step.prompt_tokens for step in steps))
+        drafter_s = self._shared_drafter_s([(rep.drafts, step) for rep, step, _ in working])
+        ends_s, layer_s, free_s = [rep.prepare(step, cost) for rep, step, cost in working], 0.0, ranks[0].stage_free_s
+        for p, stage_s in enumerate(shared_s):
+            slowest_s = max(
+                max(end_s, free_s[p]) + cost.stages_s[p] for end_s, (_, _, cost) in zip(ends_s, working, strict=True)
+            )
+            free_s[p] = slowest_s + stage_s + (drafter_s if p == len(shared_s) - 1 else 0.0)
+            ends_s = [free_s[p]] * len(working)
+            layer_s += stage_s
         for rep, step, cost in zip(ranks, steps, costs, strict=True):
-            rep.record_step(step, cost, end_s)
-            rep.totals["layer_s"] += shared_s
+            rep.record_step(step, cost, ends_s[0])
+            rep.totals["layer_s"] += layer_s
+            rep.totals["draft_s"] += drafter_s
             if step.seqs:
                 self._put_in_flight(rep, step)
+            else:
+                rep.flights.append(step)
+
+    def _shared_drafter_s(self, proposals: list[tuple[int, Step]]) -> float:
+        """Return the seconds of the drafter's layers that all ranks compute together (the experts of an MTP module).
+
+        Each of ``proposals`` is a rank's step and the number of tokens that the rank proposes after it for each
+        sequence, with one pass for each. The first pass has all tokens of the step, the others one of each sequence.
+        """
+        chosen, reader, seconds = self.s.deployment.speculation, self.prefill_replicas[0].cost, 0.0
+        if chosen is None or chosen.drafter.tables is not None:
+            return 0.0
+        for number in range(max(drafts for drafts, _ in proposals)):
+            steps = [step for drafts, step in proposals if drafts > number]
+            tokens = sum(step.seqs if number else step.decode_tokens + step.prompt_tokens for step in steps)
+            seconds += chosen.drafter.layers * reader.shared_layer_s(tokens)
+        return seconds
 
     def _put_in_flight(self, rep: Replica, step: Step) -> None:
         if rep.s.params.offload_blocks:
@@ -1314,7 +1401,9 @@ class Reference:
         rep.flights.append(step)
         if rep.gate:
             rep.adapt_gate(step)
-        if rep.s.params.async_scheduling:
+        if rep.overlaps:
+            self._start_overlapped(rep, step)
+        elif rep.s.params.async_scheduling:
             self._count_at_start(rep, step)
 
     def _count_drafts(self, rep: Replica, step: Step) -> Drafts | None:

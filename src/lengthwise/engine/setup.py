@@ -149,7 +149,7 @@ class Params:
             ``max_prefill_tokens``, ``enable_mixed_chunk`` and ``schedule_conservativeness``.
         schedule_policy: Position of SGLang's order of the queue in ``SCHEDULE_POLICIES``.
         shuffle_seed: Seed of its order "random", below 2^31.
-        refreshes_prefixes: Whether prefixes of waiting requests count as used every so many passes (SGLang's "lru").
+        refreshes_prefixes: Whether prefixes of waiting requests count as used at regular passes (SGLang's "lru").
         chunked_prefill_size: Maximum prompt tokens of a step, a multiple of block_size; 0: prompts are not divided.
         clip_tokens: Maximum output tokens for which SGLang's own admission reserves memory; 0 with ``reserve``.
         reserve: Whether memory is reserved by predicted length (``policy.reservation``).
@@ -173,6 +173,7 @@ class Params:
         burstiness, missed_draft_rate: Those of ``Speculation``.
         verify_pair_s: Least seconds of one layer's decode attention for each pair of a query and a key.
         draft_layers, draft_head_share, draft_pass_s: Those of ``Speculation`` and its ``Drafter``.
+        draft_shared_layers: Layers of the drafter that all data-parallel ranks compute together, in part.
     """
 
     def __init__(
@@ -256,6 +257,7 @@ class Params:
         self.padding_tokens = settings.num_speculative_tokens if pads else 0
         self.burstiness, self.missed_draft_rate = settings.burstiness, settings.missed_draft_rate
         self.draft_layers, self.draft_head_share = settings.drafter.layers, settings.drafter.head_share
+        self.draft_shared_layers = self.draft_layers if settings.drafter.tables is None else 0.0
         self.draft_pass_s = settings.pass_s
         self.verify_pair_s = _verify_pair_s(deployment) if self.speculates else 0.0
 
@@ -449,40 +451,41 @@ def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: f
     _check_ranks(deployment)
     if deployment.parallel.dp == 1:
         deployment = replace(deployment, cost=deployment.cost.alone())
+    if (side := deployment.decode) is not None and side.parallel.dp == 1:
+        deployment = replace(deployment, decode=replace(side, cost=side.cost.alone()))
     decode, count = deployment.decode, deployment.schedulers
     if decode is None:
-        _check_groups(deployment)
+        check_groups(deployment)
         further = [replace(group, cost=group.cost.alone()) for group in deployment.groups]
         groups = tuple(_side(workload, group, seed, limit_s, count, compiled=compiled) for group in further)
         rates = _service_rates(deployment, workload)
         return _side(workload, deployment, seed, limit_s, count, compiled=compiled, groups=groups, service_rate=rates)
-    all_replicas = deployment.parallel.replicas + decode.parallel.replicas
+    all_replicas = count + decode.parallel.ranks
     _check_sides(deployment)
     decode_side = _side(
         workload, deployment.decoding(), (seed, 1), limit_s, all_replicas, compiled=compiled,
-        first_replica=deployment.parallel.replicas, kv_transfer=decode.kv_transfer,
-        service_rate=np.ones(decode.parallel.replicas),
+        first_replica=count, kv_transfer=decode.kv_transfer, service_rate=np.ones(decode.parallel.ranks),
     )  # fmt: skip
-    rates = np.ones(deployment.parallel.replicas)
+    rates = np.ones(count)
     return _side(
         workload, deployment, seed, limit_s, all_replicas, compiled=compiled, decode_side=decode_side,
         service_rate=rates,
     )  # fmt: skip
 
 
-def _check_groups(deployment: Deployment) -> None:
-    """Raise PolicyError for policies that compare replicas, or requests, of unlike groups by what differs."""
+def check_groups(deployment: Deployment) -> None:
+    """Raise InputError for policies that compare replicas, or requests, of unlike groups by what differs."""
     if not deployment.groups:
         return
     deployment.require_like_groups()
     policies = resolve_policies(deployment.scheduler)
     if policies.router.uses("total_blocks") or policies.router == known("router")["central"]:
-        raise PolicyError(
+        raise InputError(
             f"router {policies.router.name!r} takes all replicas to be alike, and there are several groups of them; "
             'take "shortest_expected_delay", "least_work_left", "least_outstanding", "cache_aware" or another router'
         )
     if policies.preemption != known("preemption")["never"] or deployment.scheduler.binning is not None:
-        raise PolicyError(
+        raise InputError(
             "several groups of replicas are not modelled with a preemption policy or with bins yet; take the scheduler "
             '"vllm_v1", or equal replicas'
         )
@@ -596,23 +599,23 @@ def _ends_at_limit(workload: Workload, deployment: Deployment, output: Array) ->
 
 
 def _check_ranks(deployment: Deployment) -> None:
-    scheduler, limits, cost = deployment.scheduler, deployment.limits, deployment.cost
-    if deployment.parallel.dp == 1 and (deployment.decode is None or deployment.decode.parallel.dp == 1):
-        return
-    parts = {
-        "disaggregation (take out decode)": deployment.decode is not None,
-        "pipeline parallelism (set pp = 1)": len(cost.stage_layers) > 1,
-        "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
-        "async_scheduling (set it to false)": scheduler.async_scheduling,
-        "kv_offloading (take it out)": deployment.offload_blocks > 0,
-        "speculation (take it out)": deployment.speculation is not None,
-        'router "central" (take "vllm_internal")': resolve("router", scheduler.router) == known("router")["central"],
-    }
-    if names := " or ".join(part for part, is_set in parts.items() if is_set):
-        raise InputError(
-            f"data-parallel ranks in lock-step (dp {deployment.parallel.dp}) are not modelled with {names} yet; change "
-            "that, or set dp = 1 and take more replicas"
-        )
+    for side in deployment.sides if deployment.parallel.dp > 1 or deployment.decode else ():
+        if side.parallel.dp == 1:
+            continue
+        policies = resolve_policies(side.scheduler)
+        batching, in_flight = policies.batching, side.limits.max_in_flight or len(side.cost.stage_layers)
+        parts = {
+            "kv_offloading (take it out)": deployment.offload_blocks > 0,
+            'router "central" (take "vllm_internal")': policies.router == known("router")["central"],
+            f"batching {batching.name!r}, which counts rounds, and several steps in flight (set pp = 1)": in_flight > 1
+            and batching.uses("phase_rounds"),
+            "partial tensor parallelism": side.cost.other is not None,
+        }
+        if names := " or ".join(part for part, is_set in parts.items() if is_set):
+            raise InputError(
+                f"data-parallel ranks in lock-step (dp {side.parallel.dp}) are not modelled with {names} yet; change "
+                "that, or set dp = 1 and take more replicas"
+            )
 
 
 def _check_vllm_rules(deployment: Deployment, policies: Policies) -> None:
@@ -624,7 +627,7 @@ def _check_vllm_rules(deployment: Deployment, policies: Policies) -> None:
         f"victim {victim.name!r}": victim == known("rank")["priority"],
     }
     victims = {f"victim {victim.name!r}": victim not in [known("rank")[name] for name in VLLM_VICTIMS]}
-    if scheduler.async_scheduling:
+    if scheduler.async_scheduling and scheduler.sglang is None:
         _refuse("async_scheduling", "false", parts | others)
     if scheduler.long_prefill_token_threshold:
         _refuse("long_prefill_token_threshold", "0", parts | victims)

@@ -29,7 +29,7 @@ class StepCost:
     stages_s: list[float]
 
 
-NO_COST = StepCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, [0.0])
+NO_COST = StepCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, [])
 """Of a data-parallel rank without sequences, which waits for the end of the other ranks' step."""
 
 
@@ -124,19 +124,20 @@ class CostReader:
         """
         cost = self._cost
         seqs = max(1, decodes)
-        step = _row(cost.layer_s, seqs) + _row(cost.comm_s, seqs) + self._shared_row(seqs)
+        step = _row(cost.layer_s, seqs) + _row(cost.comm_s, seqs) + self.shared_layer_s(seqs)
         step += self._decode(decodes, kv_tokens, 0) + self._masked_s(decodes, kv_tokens, kv_tokens)
         if swap_s is not None:
             return swap_s / (float(sum(cost.stage_layers)) * step)
         prompts = [(tokens, 0)] if tokens > 0 else []
-        layer_s = _row(cost.layer_s, tokens) + _row(cost.comm_s, tokens) + self._shared_row(tokens)
+        layer_s = _row(cost.layer_s, tokens) + _row(cost.comm_s, tokens) + self.shared_layer_s(tokens)
         return (layer_s + self._prefill(prompts)) / step
 
-    def shared_s(self, tokens: int) -> float:
-        """Return the seconds in which all data-parallel ranks compute ``tokens`` tokens together, in all layers."""
-        return float(self._cost.stage_layers.sum()) * self._shared_row(tokens)
+    def shared_s(self, tokens: int) -> list[float]:
+        """Return for each stage the seconds in which all data-parallel ranks compute ``tokens`` tokens together."""
+        return [float(layers) * self.shared_layer_s(tokens) for layers in self._cost.stage_layers]
 
-    def _shared_row(self, tokens: int) -> float:
+    def shared_layer_s(self, tokens: int) -> float:
+        """Return those seconds of one layer, 0 if ranks compute nothing together."""
         return 0.0 if self._cost.shared_s is None else _row(self._cost.shared_s, tokens)
 
     def prefill_s(self, tokens: int, context: int) -> float:

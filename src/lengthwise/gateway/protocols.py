@@ -73,8 +73,7 @@ class Listeners(Listener):
             one.tokens(request, new_tokens, now_s)
 
 
-Clock = Callable[[], float]
-"""A clock in seconds from an arbitrary start that never goes back."""
+Clock = Callable[[], float]  # a clock in seconds from an arbitrary start that never goes back
 monotonic: Clock = time.monotonic  # the real clock; jumps of the wall clock do not move it
 
 

@@ -108,8 +108,7 @@ class Ticket:
     async def on_queue_full(self, refusal: Refusal, retry_after_s: float = 0.0) -> Ticket:
         """Queue the request again and wait, because the engine reported a full queue, which is no failure.
 
-        A report counts if its engine has accepted another request since it last reported a full queue to this one.
-        Raises NotServedError with ``refusal`` at the third report that counts, from whichever engines.
+        Raises NotServedError with ``refusal`` if ``Scheduler.on_queue_full`` decides that the request must end.
         """
         now_s = self._now_s()
         if not self._driver.scheduler.on_queue_full(now_s, self.current_worker, self.request.id, retry_after_s):
@@ -161,11 +160,14 @@ class Ticket:
 
 
 class SchedulerDriver:
-    """Owns the scheduler, passes events to it, and carries out its decisions once per iteration of the event loop."""
+    """Owns the scheduler, passes events to it, and carries out its decisions once per iteration of the event loop.
+
+    ``tickets`` are those of all admitted requests, by request id.
+    """
 
     def __init__(self, scheduler: Scheduler, clock: Clock = monotonic, listeners: Sequence[Listener] = ()) -> None:
         self.scheduler, self.clock, self.listeners = scheduler, clock, Listeners(listeners)
-        self._tickets: dict[int, Ticket] = {}
+        self.tickets: dict[int, Ticket] = {}
         self._is_woken = self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s, self._empty = math.inf, asyncio.Event()
@@ -173,7 +175,7 @@ class SchedulerDriver:
     @property
     def num_requests(self) -> int:
         """Number of admitted requests, waiting or at a worker."""
-        return len(self._tickets)
+        return len(self.tickets)
 
     async def enter(self, request: Request) -> Ticket:
         """Return a ticket once a worker is assigned. Raises NotServedError if the request is refused or expires."""
@@ -182,7 +184,7 @@ class SchedulerDriver:
             self.listeners.refused(refusal.reason, refusal, request.client.tenant, request.model)
             raise NotServedError(refusal)
         self.listeners.on_admission(request)
-        ticket = self._tickets[request.id] = Ticket(self, request)
+        ticket = self.tickets[request.id] = Ticket(self, request)
         return await ticket.wait()
 
     def configure(self, config: GatewayConfig) -> None:
@@ -197,7 +199,7 @@ class SchedulerDriver:
 
     def repredict(self, request_id: int, length_prediction: LengthPrediction) -> None:
         """Apply a new prediction of an admitted request, unless it has ended."""
-        if request_id in self._tickets:
+        if request_id in self.tickets:
             now_s = self.clock()
             self.scheduler.repredict(now_s, request_id, length_prediction)
             self.wake_when_due(now_s)
@@ -212,14 +214,14 @@ class SchedulerDriver:
 
     async def wait_empty(self) -> None:
         """Wait until there is no admitted request."""
-        while self._tickets:
+        while self.tickets:
             self._empty.clear()
             await self._empty.wait()
 
     def close(self) -> None:
         """End all admitted requests as failed (waiting ones get 503), stop the timer, and refuse later requests."""
         self._closed = True
-        for ticket in list(self._tickets.values()):
+        for ticket in list(self.tickets.values()):
             ticket.end_with_error(DRAINING, Outcome.FAILED, "the gateway stopped")
         self._stop_timer()
 
@@ -241,11 +243,11 @@ class SchedulerDriver:
         for phase in decisions.phases:
             self.listeners.phase(phase)
         for one, refusal in decisions.expire:
-            if (ticket := self._tickets.get(one)) is not None:
+            if (ticket := self.tickets.get(one)) is not None:
                 ticket.end_with_error(refusal, Outcome.EXPIRED, refusal.reason)
         self._interrupt(decisions.preempt, PREEMPTED)
         for one, worker in decisions.assign:
-            if (ticket := self._tickets.get(one)) is None:
+            if (ticket := self.tickets.get(one)) is None:
                 self.scheduler.remove(now_s, one)
             else:
                 self.listeners.dispatched(ticket.request, worker, now_s)
@@ -253,7 +255,7 @@ class SchedulerDriver:
 
     def _interrupt(self, request_ids: Sequence[int], cause: str) -> None:
         for one in request_ids:
-            if (ticket := self._tickets.get(one)) is not None:
+            if (ticket := self.tickets.get(one)) is not None:
                 ticket.interrupt(cause)
 
     def wake_when_due(self, now_s: float) -> None:
@@ -286,10 +288,10 @@ class SchedulerDriver:
 
     def remove(self, request: Request, outcome: Outcome, detail: str) -> None:
         """Remove a request that has ended."""
-        if self._tickets.pop(request.id, None) is not None:
+        if self.tickets.pop(request.id, None) is not None:
             now_s = self.clock()
             self.scheduler.remove(now_s, request.id, client_gone=outcome is Outcome.CLIENT_GONE)
             self.listeners.on_end(request, outcome, now_s, detail)
-            if not self._tickets:
+            if not self.tickets:
                 self._empty.set()
             self.wake()

@@ -31,26 +31,19 @@ class TurnStatistics:
 
 @dataclass(frozen=True)
 class PrefixCacheStatistics:
-    """Statistics of the prefix cache over the admitted requests; NaN if the cache is off.
+    """Statistics of the prefix cache over the admitted requests; NaN if the cache is off."""
 
-    Attributes:
-        hit_rate: Share of the requests' prompt tokens that were in the cache at their first admission.
-        loaded_share: Share of the prompt tokens that were loaded from CPU memory then; NaN without offloading.
-        storage_share: Share of the prompt tokens that were read from storage before they were loaded; part of
-            ``loaded_share``. NaN without storage.
-        load_s: Mean seconds that a request's loads took, over the requests that loaded tokens.
-        saved_prefill_s: Seconds that the cached and loaded tokens would have cost: for each request the time of its
-            complete prompt alone on an idle replica, less the time of its remaining tokens.
-        saved_share: ``saved_prefill_s`` over the time of all complete prompts, each alone on an idle replica.
-        turns: By turn of the session, with the keys of ``TURNS``; empty without sessions of several requests.
-    """
-
-    hit_rate: Estimate
-    loaded_share: Estimate
+    hit_rate: Estimate  # share of the requests' prompt tokens that were in the cache at their first admission
+    loaded_share: Estimate  # share of the prompt tokens that were loaded from CPU memory then; NaN without offloading
+    # Share of the prompt tokens that were read from storage before they were loaded; part of ``loaded_share``. NaN
+    # without storage.
     storage_share: Estimate
-    load_s: Estimate
+    load_s: Estimate  # mean seconds that a request's loads took, over the requests that loaded tokens
+    # seconds that the cached and loaded tokens would have cost: for each request the time of its complete prompt alone
+    # on an idle replica, less the time of its remaining tokens
     saved_prefill_s: Estimate
-    saved_share: Estimate
+    saved_share: Estimate  # ``saved_prefill_s`` over the time of all complete prompts, each alone on an idle replica
+    # by turn of the session, with the keys of ``TURNS``; empty without sessions of several requests
     turns: dict[str, TurnStatistics]
 
 

@@ -169,6 +169,10 @@ def moved_bytes(
     with a prompt reads many more experts than the others, so a mean over all steps would overstate the reads. All
     data-parallel ranks of a replica read the experts once in a step, and each of them reads the other weights.
     """
+    if deployment.decode is not None:
+        (prefill, decode), ranks = deployment.sides, deployment.parallel.ranks
+        own = moved_bytes(_sliced(totals, slice(ranks)), prefill, num_prompts=num_prompts, num_decodes=0.0)
+        return own + moved_bytes(_sliced(totals, slice(ranks, None)), decode)
     model, limits, dp = deployment.model, deployment.limits, deployment.parallel.dp
     steps, tokens = float(totals.steps.sum()) / dp, float(totals.tokens.sum())
     unread = in_experts = 0.0  # shares of all weights: in experts that no token of a step visits, in all experts

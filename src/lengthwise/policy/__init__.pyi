@@ -4,13 +4,13 @@ from .compile import interpreted as interpreted
 from .compile import keys as keys
 from .contracts import ADMIT_AFTER_PREEMPTION as ADMIT_AFTER_PREEMPTION
 from .contracts import CHUNKED as CHUNKED
-from .contracts import DECODES_REST as DECODES_REST
 from .contracts import DECODES_WAIT as DECODES_WAIT
 from .contracts import FORM_ONCE as FORM_ONCE
 from .contracts import NEW_PHASE as NEW_PHASE
 from .contracts import ONE_BATCH as ONE_BATCH
 from .contracts import ONE_BY_ONE as ONE_BY_ONE
 from .contracts import PADDED as PADDED
+from .contracts import PAUSE_DECODES as PAUSE_DECODES
 from .contracts import PREDICTION_ARGUMENTS as PREDICTION_ARGUMENTS
 from .contracts import RESERVE_BLOCK as RESERVE_BLOCK
 from .contracts import RESTART_AS_DECODE as RESTART_AS_DECODE

@@ -17,8 +17,7 @@ Function = Callable[..., Any]
 Floats = npt.NDArray[np.float64]
 
 INTEGER_COLUMNS = ("prompt_tokens", "generated_tokens", "priority", "admission", "last_preemption", "batch")
-COLUMNS = RANK_ARGUMENTS[1:]
-"""Columns of ``keys``: all arguments of a rank except the time."""
+COLUMNS = RANK_ARGUMENTS[1:]  # columns of ``keys``: all arguments of a rank except the time
 
 _CONVERSIONS = {"rank": "float", "batching": "integers", "memory": "integer", "router": "integer",
                 "preemption": "float", "binning": "integer"}  # fmt: skip

@@ -76,7 +76,7 @@ RESTART_AS_DECODE = 64
 """If a request is preempted within its prompt, the computed part becomes its prompt, the rest its output (Vidur)."""
 ONE_BATCH = 128
 """Only requests of one completed bin are admitted together (Multi-Bin Batching)."""
-DECODES_REST = 256
+PAUSE_DECODES = 256
 """Idle decodes join a step with prompts but are not computed, so that a micro-batch stays together (ExeGPT)."""
 NEW_PHASE = 512
 """``phase_steps`` and ``phase_rounds`` count from this step on."""
@@ -91,33 +91,24 @@ SERVICE_OUTPUT_WEIGHT = 2.0
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy function with the properties that the engine needs.
+    """A policy function with the properties that the engine needs."""
 
-    Attributes:
-        axis: "rank" (also for victims), "batching", "memory", "router", "preemption" or "binning".
-        name: Name in tables and scenario files.
-        function: The plain Python function.
-        arguments: Names of the arguments that it takes, a subset of those of its axis.
-        every_step: For ranks: keys change with time, so the queue is ranked again at every step that may admit.
-        builtin: Whether its machine code is cached on disk: that of this package's functions, without the ones that
-            ``families`` defines anew for each set of parameters.
-        bins: For binnings: number of bins.
-        parameters: For batchings: at most 6 integers, passed as ``parameter_0`` and so on. Policies that differ only in
-            these (and their names) are compiled once.
-        prefix: For routers: source of ``prefix_tokens``, "cache" or "index"; empty if it does not take them.
-        starvation: Which requests may precede another one under this policy alone, whatever is predicted
-            (tests/laws/test_starvation.py). If empty, only ``Scheduler.max_wait_s`` limits a wait.
-    """
-
-    axis: str
-    name: str
-    function: Function
-    arguments: tuple[str, ...]
+    axis: str  # "rank" (also for victims), "batching", "memory", "router", "preemption" or "binning"
+    name: str  # name in tables and scenario files
+    function: Function  # the plain Python function
+    arguments: tuple[str, ...]  # names of the arguments that it takes, a subset of those of its axis
+    # for ranks: keys change with time, so the queue is ranked again at every step that may admit
     every_step: bool = False
+    # whether its machine code is cached on disk: that of this package's functions, without the ones that ``families``
+    # defines anew for each set of parameters
     builtin: bool = False
-    bins: int = 0
+    bins: int = 0  # for binnings: number of bins
+    # For batchings: at most 6 integers, passed as ``parameter_0`` and so on. Policies that differ only in these (and
+    # their names) are compiled once.
     parameters: tuple[int, ...] = ()
-    prefix: str = ""
+    prefix: str = ""  # for routers: source of ``prefix_tokens``, "cache" or "index"; empty if it does not take them
+    # Which requests may precede another one under this policy alone, whatever is predicted
+    # (tests/laws/test_starvation.py). If empty, only ``Scheduler.max_wait_s`` limits a wait.
     starvation: str = ""
 
     @property
@@ -206,8 +197,8 @@ def batching(function: Function) -> Policy:
     It returns three whole numbers: how many waiting requests may be admitted, how many tokens the step may have
     (decodes count first, prompts share the rest), and the sum of flags. Flags are CHUNKED, PADDED, DECODES_WAIT,
     RESERVE_BLOCK; for Vidur's rules ADMIT_AFTER_PREEMPTION, FORM_ONCE, RESTART_AS_DECODE; for Multi-Bin ONE_BATCH; for
-    phases DECODES_REST, NEW_PHASE, ONE_BY_ONE; for micro-batches UNIFORM_SHARES. ``decodes`` and ``prefills`` count the
-    idle residents, ``in_flight`` the steps in the pipeline of ``stages`` stages. ``steps_since_admit`` and
+    phases PAUSE_DECODES, NEW_PHASE, ONE_BY_ONE; for micro-batches UNIFORM_SHARES. ``decodes`` and ``prefills`` count
+    the idle residents, ``in_flight`` the steps in the pipeline of ``stages`` stages. ``steps_since_admit`` and
     ``ended_since_admit`` count the steps and the requests that ended since admissions were last allowed.
     ``phase_steps`` counts the steps since the last NEW_PHASE, and ``phase_rounds`` how often all micro-batches have run
     since the last step with prompts. With ONE_BY_ONE, ``step_prompts`` and ``step_tokens`` count the prompts in the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lengthwise.policy.contracts import DECODES_REST, DECODES_WAIT, NEW_PHASE, ONE_BY_ONE
+from lengthwise.policy.contracts import DECODES_WAIT, NEW_PHASE, ONE_BY_ONE, PAUSE_DECODES
 
 _UNBOUNDED = 1 << 60
 
@@ -22,7 +22,7 @@ def rra(num_waiting, num_running, in_flight, stages, phase_steps, phase_rounds, 
         return 0, 0, DECODES_WAIT
     share = parameter_0 * (place + 1) // parts - parameter_0 * place // parts
     equal = (num_waiting + parts - place - 1) // (parts - place)
-    return min(share, equal), _UNBOUNDED, DECODES_WAIT + DECODES_REST + (NEW_PHASE if starts else 0)
+    return min(share, equal), _UNBOUNDED, DECODES_WAIT + PAUSE_DECODES + (NEW_PHASE if starts else 0)
 
 
 def rra_steady(
@@ -53,7 +53,7 @@ def rra_steady(
     more = fits and (step_prompts < min(new, equal) or short)
     if step_prompts > 0 and not (more or (short and step_tokens + after < 2 * mean)):
         return 0, 0, DECODES_WAIT
-    flags = DECODES_WAIT + DECODES_REST + ONE_BY_ONE
+    flags = DECODES_WAIT + PAUSE_DECODES + ONE_BY_ONE
     return _UNBOUNDED, _UNBOUNDED, flags + (NEW_PHASE if starts else 0)
 
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 GAIN = 2.0
-OWN_RULE = -1.0
-"""Margin at which no memory is reserved: an engine admits by its own rule alone."""
+OWN_RULE = -1.0  # margin at which no memory is reserved: an engine admits by its own rule alone
 
 
 def reserved_tokens(remaining: float, allowed: int, margin: float) -> float:

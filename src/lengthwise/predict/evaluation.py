@@ -220,38 +220,33 @@ class Censoring:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of a predictor on samples.
+    """Scores of a predictor on samples."""
 
-    Attributes:
-        name: Name of the predictor and the samples.
-        requests: Number of scored requests, which have ``prompts`` distinct prompts; requests censored before the
-            horizon are not scored.
-        scores: Scores by name: mae, rmse, r2, log_r2, tau, tau_within (mean of the models' taus), bias, coverage90,
-            width90 (tokens), pinball, and, for k = 2, 4, 8 bins of equal mass, accuracy_k and within_one_k. rmse, r2
-            and bias use the predicted mean, coverage90, width90 and pinball the quantiles, the others the median.
-        by_model: For each model its number of "requests" and these scores, without tau_within and those of bins.
-        windows: Scores by tokens so far.
-        calibration: Levels, and for each level the share of lengths that are at most the predicted quantile.
-        latency_ms: Milliseconds per prompt in batches of 1 and 32; empty if it was not measured.
-        seen: Number of test prompts that were in the training data; None if the predictor does not know.
-        held_out: Losses on held-out prompts in training, by tokens so far (``lexical_model.BandLosses``).
-        reads_output: First and last tokens so far at which the predictor reads the output; None: never.
-        mathematics: Number of requests that ask for mathematics, and Kendall's tau among them.
-        shown: Columns predicted (median), low (5 %), high (95 %), actual and model of at most 1500 requests.
-    """
-
-    name: str
+    name: str  # name of the predictor and the samples
+    # number of scored requests, which have ``prompts`` distinct prompts; requests censored before the horizon are not
+    # scored
     requests: int
     prompts: int
+    # scores by name: mae, rmse, r2, log_r2, tau, tau_within (mean of the models' taus), bias, coverage90, width90
+    # (tokens), pinball, and, for k = 2, 4, 8 bins of equal mass, accuracy_k and within_one_k. rmse, r2 and bias use the
+    # predicted mean, coverage90, width90 and pinball the quantiles, the others the median
     scores: dict[str, Estimate]
+    # for each model its number of "requests" and these scores, without tau_within and those of bins
     by_model: dict[str, dict[str, float]]
-    windows: tuple[Window, ...]
+    windows: tuple[Window, ...]  # scores by tokens so far
+    # levels, and for each level the share of lengths that are at most the predicted quantile
     calibration: tuple[Floats, Floats]
+    # milliseconds per prompt in batches of 1 and 32; empty if it was not measured
     latency_ms: dict[int, float] = field(default_factory=dict)
+    # number of test prompts that were in the training data; None if the predictor does not know
     seen: int | None = None
+    # losses on held-out prompts in training, by tokens so far (``lexical_model.BandLosses``)
     held_out: tuple[Any, ...] = ()
+    # first and last tokens so far at which the predictor reads the output; None: never
     reads_output: tuple[int, int] | None = None
+    # number of requests that ask for mathematics, and Kendall's tau among them
     mathematics: tuple[int, float] = (0, float("nan"))
+    # columns predicted (median), low (5 %), high (95 %), actual and model of at most 1500 requests
     shown: dict[str, Any] = field(default_factory=dict)
     censoring: Censoring = Censoring()
 
@@ -396,15 +391,15 @@ def explainable_variance(
 
     count = sums(np.ones(len(length)))
     moments = [(sums(values), sums(values**2)) for values in (length, np.log(length))]
-    parts = [_variances(count, *of, np.ones(len(texts))) for of in moments]
+    parts = [_variances(count, *moment, np.ones(len(texts))) for moment in moments]
     good = np.isfinite(parts[0][0]) & np.isfinite(parts[0][1])
     if not good.any():
         raise InputError("a run with several samples of at least two prompts is needed; there is none")
     rng, n = np.random.default_rng(seed), len(texts)
     weights = [np.bincount(rng.integers(0, n, n), minlength=n).astype(float) for _ in range(draws)]
     shares = []
-    for part, of in zip(parts, moments, strict=True):
-        drawn = [_between_share(*_variances(count, *of, w)) for w in weights]
+    for part, moment in zip(parts, moments, strict=True):
+        drawn = [_between_share(*_variances(count, *moment, w)) for w in weights]
         shares.append(Estimate(_between_share(*part), 1.96 * float(np.std(drawn))))
     of_run: dict[str, tuple[float, float]] = {}
     for i in np.flatnonzero(good):

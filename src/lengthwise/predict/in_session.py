@@ -14,8 +14,7 @@ from lengthwise.predict.serialization import State, fitted, packed, unpacked
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 
-EARLIER_TURNS = 8
-"""Number of earlier requests of its session of which a request has the output length."""
+EARLIER_TURNS = 8  # number of earlier requests of its session of which a request has the output length
 _MIN_PAIRS = 30
 
 

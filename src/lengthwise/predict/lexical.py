@@ -19,8 +19,7 @@ from lengthwise.predict.regressors import Head, Trees, fit_trees
 from lengthwise.predict.serialization import Arrays, State, array, fitted
 from lengthwise.schema.errors import InputError
 
-LAYOUT = 2
-"""Version of the features. Trees trained on other columns are meaningless."""
+LAYOUT = 2  # version of the features; trees trained on other columns are meaningless
 SHRINK = 5.0
 """Number of samples at which a group's own mean has half the weight, and the mean of all groups the other half."""
 UNKNOWN_MODEL = ""  # name of the model where samples or prompts name none
@@ -211,8 +210,8 @@ class Lexical:
         counts = Counter(end for read in words for end in _template_ends(read))
         common = sorted(end for end, n in counts.items() if n >= _MIN_TEMPLATE_PROMPTS)
         self.templates_ = {end: number for number, end in enumerate(common)}
-        of = np.array([self._template_of(read) for read in words])[prompt]
-        keys = [(f"{t}", f"{t}/{name}") if t >= 0 else ("", "") for t, name in zip(of, names, strict=True)]
+        templates = np.array([self._template_of(read) for read in words])[prompt]
+        keys = [(f"{t}", f"{t}/{name}") if t >= 0 else ("", "") for t, name in zip(templates, names, strict=True)]
         self.template_offsets_: dict[str, float] = {}
         added = np.zeros(len(residual))
         for level in (0, 1):
@@ -226,10 +225,10 @@ class Lexical:
     def _template_offsets(self, words: Sequence[list[str]], models: Sequence[str] | None) -> Floats:
         if not self.templates_:
             return np.zeros(len(words))
-        of = [self._template_of(read) for read in words]
-        names = [model_key(m) for m in models] if models is not None else [UNKNOWN_MODEL] * len(of)
+        templates = [self._template_of(read) for read in words]
+        names = [model_key(m) for m in models] if models is not None else [UNKNOWN_MODEL] * len(templates)
         known = self.template_offsets_.get
-        return np.array([known(f"{t}", 0.0) + known(f"{t}/{m}", 0.0) for t, m in zip(of, names, strict=True)])
+        return np.array([known(f"{t}", 0.0) + known(f"{t}/{m}", 0.0) for t, m in zip(templates, names, strict=True)])
 
     def _scale(self, features: Floats, mu: Floats) -> Floats:
         x = np.empty((len(features), features.shape[1] + 1))

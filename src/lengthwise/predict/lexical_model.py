@@ -400,9 +400,9 @@ def _band_losses(
     at[scored] = np.arange(len(scored))
     windows = np.flatnonzero(at[row] >= 0)
     windows = windows[known.tokens[at[row[windows]]] > so_far[windows]]
-    of, conditioned = known.take(at[row[windows]]), base.predicted.take(row[windows]).given(so_far[windows])
-    losses = np.stack([pinball_losses(one, of) for one in (predicted.take(windows), conditioned)])
-    return compared_bands(so_far[windows], base.prompt[row[windows]], of.weight, losses, window_tokens)
+    truths, conditioned = known.take(at[row[windows]]), base.predicted.take(row[windows]).given(so_far[windows])
+    losses = np.stack([pinball_losses(one, truths) for one in (predicted.take(windows), conditioned)])
+    return compared_bands(so_far[windows], base.prompt[row[windows]], truths.weight, losses, window_tokens)
 
 
 def compared_bands(

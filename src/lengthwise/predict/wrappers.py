@@ -188,7 +188,7 @@ class Conformal(_ReadsAsInner):
         shifts = fitted(self, "shifts_")
         meta, arrays = packed(self.inner, "inner/")
         parameters = {name: getattr(self, name) for name in ("share", "window", "ages", "prefit", "seed")}
-        scores, spread = (of[-_SAVED_SAMPLES:].astype(np.float32) for of in (self.scores_, self.spread_))
+        scores, spread = (values[-_SAVED_SAMPLES:].astype(np.float32) for values in (self.scores_, self.spread_))
         own = {"shifts": shifts, "scores": scores, "spread": spread, "censored": self.censored_[-_SAVED_SAMPLES:]}
         return {"inner": meta, **parameters}, arrays | own
 

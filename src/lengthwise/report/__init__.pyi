@@ -10,12 +10,14 @@ from .formatting import counted as counted
 from .formatting import model_text as model_text
 from .formatting import percent as percent
 from .formatting import rounded as rounded
+from .json_file import results_json as results_json
 from .json_file import write_json as write_json
 from .lab import lab_table as lab_table
 from .lab import write_lab_html as write_lab_html
 from .lab import write_lab_json as write_lab_json
 from .result import Result as Result
 from .result_page import write_html as write_html
+from .search import search_json as search_json
 from .search import write_search_html as write_search_html
 from .search import write_search_json as write_search_json
 from .search_text import metric_text as metric_text

@@ -50,6 +50,7 @@ def write_app_html(
         data=_figures(plan, names, app_metadata),
         heading=app_metadata.name or "An application",
         metadata=app_metadata.metadata,
+        cards=_cards(plan, app_metadata),
         answers=answers,
         has_run=manifest is not None,
         has_plan=plan is not None,
@@ -62,6 +63,40 @@ def write_app_html(
         heads={"models": MODEL_HEADS, "stages": STAGE_HEADS, "methods": METHOD_HEADS, "what_ifs": WHAT_IF_HEADS},
         **context,
     )
+
+
+def _cards(plan: AppPlan | None, app_metadata: AppFacts) -> list[tuple[str, str, str]]:
+    """Return the numbers of a run and of its plan, as (label, value, interval or note)."""
+    cards: list[tuple[str, str, str]] = []
+    if (manifest := app_metadata.manifest) is not None:
+        states = manifest["counts"].get("all", {})
+        done, total = states.get("done", 0), sum(states.values())
+        cards = [
+            ("The run took", duration_text(manifest["seconds"]), manifest["how"]),
+            ("Tasks done", f"{done:,}", f"of {total:,}"),
+        ]
+    if plan is None:
+        return cards
+    low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
+    between = "" if low is None or high is None else f"90 % of samples: {duration_text(low)} to {duration_text(high)}"
+    gpus = len(app_metadata.gpus) or 1 + max((span.gpu for span in plan.spans), default=0)
+    idle = text.idle_shares(plan, gpus)
+    cards += [
+        ("Planned makespan" if manifest else "Makespan", estimate_duration_text(plan.makespan), between),
+        ("GPUs", str(gpus), counted(len(plan.stages), "stage")),
+        (
+            "GPU time without work",
+            percent(sum(share for _, share in idle)),
+            f"mostly: {IDLE_REASONS.get(idle[0][0], idle[0][0])}" if idle else "",
+        ),
+    ]
+    others = [one for one in plan.methods if one.name != plan.method]
+    if others:
+        best = min(others, key=lambda one: one.makespan.value)
+        cards.append(
+            ("Best other method", estimate_duration_text(best.makespan), "method " + best.name.replace("_", " "))
+        )
+    return cards
 
 
 def _outcome(

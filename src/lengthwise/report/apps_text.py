@@ -142,11 +142,11 @@ def sample_note(plan: AppPlan) -> str:
 
 def sentences(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
     """Yield sentences on the makespan and its uncertainty, idle GPUs, other methods, and changes that would help."""
-    on = f" on {counted(len(app_metadata.gpus), 'GPU')}" if app_metadata.gpus else ""
+    gpus = f" on {counted(len(app_metadata.gpus), 'GPU')}" if app_metadata.gpus else ""
     draws = ""
     if len(plan.makespans_s) > 1 and plan.makespan.has_interval:
         draws = f"; mean over {len(plan.makespans_s)} length samples not used for planning, with its 95 % interval"
-    yield f"Makespan {estimate_duration_text(plan.makespan)}{on} ({counted(len(plan.stages), 'stage')}{draws})."
+    yield f"Makespan {estimate_duration_text(plan.makespan)}{gpus} ({counted(len(plan.stages), 'stage')}{draws})."
     if note := sample_note(plan):
         yield note
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)

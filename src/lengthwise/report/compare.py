@@ -77,10 +77,8 @@ def _method(comparison: Comparison) -> str:
 def exceeded_bounds(found: Comparison, bounds: dict[str, float]) -> list[str]:
     """Return a sentence for each error that is unknown, or significantly above its bound.
 
-    ``bounds`` has the largest allowed relative errors by name, such as "ttft.p95".
-
-    Raises:
-        UnknownNameError: A name in ``bounds`` is not one of the comparison's errors.
+    ``bounds`` has the largest allowed relative errors by name, such as "ttft.p95". Raises UnknownNameError if a name in
+    ``bounds`` is not one of the comparison's errors.
     """
     exceeded = []
     for key, bound in bounds.items():

@@ -22,15 +22,11 @@ class FittedTable:
 
     Names and numbers are never broken. If the table is too wide even with broken texts and heads, the columns in
     ``drops`` are left out one by one until the others fit. A line below the table names the columns left out.
-
-    Attributes:
-        columns: Heads of the columns, which must be distinct.
-        rows: Cells, one per column.
-        wraps: Columns whose text may be broken into lines, by default all but the first and the numeric ones.
     """
 
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    columns: Sequence[str]  # heads of the columns, which must be distinct
+    rows: Sequence[Sequence[str]]  # cells, one per column
+    # columns whose text may be broken into lines, by default all but the first and the numeric ones
     wraps: Sequence[str] | None = None
     drops: Sequence[str] = ()
 

@@ -51,17 +51,20 @@ def json_text(name: str, fields: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
-def write_json(path: Path | str, results: list[Result]) -> None:
-    """Write every number of every variant to a JSON file.
+def results_json(results: list[Result]) -> str:
+    """Return every number of every variant as the text of a JSON file.
 
-    Raises:
-        InputError: There is no result, or two variants have the same name.
-        OutputError: The file cannot be written.
+    Raises InputError if there is no result, or if two variants have the same name.
     """
     check_results(results)
     has_prefix_cache = shows_prefix_cache(results)
     made = [_result(result, has_prefix_cache=has_prefix_cache) for result in results]
-    write_atomic(path, json_text("results", {"results": made}).encode())
+    return json_text("results", {"results": made})
+
+
+def write_json(path: Path | str, results: list[Result]) -> None:
+    """Write ``results_json`` to a file. Raises OutputError if it cannot be written."""
+    write_atomic(path, results_json(results).encode())
 
 
 def _result(result: Result, *, has_prefix_cache: bool) -> dict[str, Any]:
@@ -124,7 +127,7 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
     if decode is not None:  # prefill and decode are disaggregated
         properties["decode"] = {
             "gpu": (decode.gpu or deployment.gpu).name,
-            **{name: getattr(decode.parallel, name) for name in ("gpus", "tp", "pp", "ep", "replicas")},
+            **{name: getattr(decode.parallel, name) for name in ("gpus", "tp", "pp", "dp", "ep", "replicas")},
             **{axis: _policy_name(getattr(decode, axis)) for axis in decode_axes},
             "max_num_seqs": decode.limits.max_num_seqs,
             "kv_blocks": decode.kv.num_blocks,

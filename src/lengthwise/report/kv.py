@@ -229,6 +229,7 @@ def write_kv_html(path: Path | str, study: KvStudy) -> None:
         ids=[figure["id"] for figure in drawn],
         heads=heads,
         rows=rows,
+        all_simulated=study.found.all_simulated,
     )
 
 

@@ -113,11 +113,11 @@ def write_predict_html(
                 [words, *(TableCell(middle, half + unit) if half else middle + unit for middle, half, unit in cells)]
             )
 
-    def row(model: str, of: Mapping[str, float]) -> list[str]:
-        scores = [f"{of[k]:,.0f}" if k == "requests" else score_text(k, of[k]) for k in MODEL_HEADS]
+    def row(model: str, values: Mapping[str, float]) -> list[str]:
+        scores = [f"{values[k]:,.0f}" if k == "requests" else score_text(k, values[k]) for k in MODEL_HEADS]
         return [model or "unknown model", *scores]
 
-    models = [(one.name, [row(model, of) for model, of in one.by_model.items()]) for one in found]
+    models = [(one.name, [row(model, scores) for model, scores in one.by_model.items()]) for one in found]
     write_page(
         path,
         "predict",

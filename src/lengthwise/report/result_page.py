@@ -88,7 +88,7 @@ METADATA = {  # labels of what ran
     "cost_source": "Cost model",
 }
 SHOWN_LATENCIES = ("ttft", "tbt", "tpot", "jct")
-LISTED = 3  # so many different workloads or SLOs are spelled out in the header
+LISTED = 3  # different workloads or SLOs that the header spells out
 TOTAL_POINTS = 2400
 """Points of a figure over all variants: curves of many variants get fewer points each, which bounds the page's size."""
 
@@ -173,7 +173,7 @@ def _turns(results: Sequence[Result]) -> list[list[str | TableCell]]:
     """Return a row for each turn of a session: its name, and TTFT and hit rate of each variant."""
     texts = summary_table.turn_texts(results)
     return [
-        [name, *(TableCell(f"{ttft} ms", "" if hit == UNKNOWN else f"{hit} % cached") for ttft, hit in row)]
+        [name, *(TableCell(ttft, "" if hit == UNKNOWN else f"{hit} % cached") for ttft, hit in row)]
         for (name, _, _), row in zip(summary_table.turn_rows(results), texts, strict=True)
     ]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lengthwise.report import schedule_text as text
 from lengthwise.report.curves import Figure, json_number, json_numbers
-from lengthwise.report.formatting import UNKNOWN, amount, percent, seconds
+from lengthwise.report.formatting import UNKNOWN, amount, percent, seconds, span
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.schema.files import write_atomic
@@ -41,6 +42,7 @@ def write_schedule_html(path: Path | str, plan: SchedulePlan) -> None:
         data=figures(plan),
         heading=plan.name or "Which schedule",
         metadata=list(plan.metadata.values()),
+        cards=_cards(plan),
         answers=text.sentences(plan),
         breakpoints=[(f"from {seconds(kink.bound_s)}", kink.words) for kink in plan.breakpoints],
         chosen=(("", plan.chosen.words, static), list(yields)),
@@ -54,6 +56,34 @@ def write_schedule_html(path: Path | str, plan: SchedulePlan) -> None:
             "alone needs no loading."
         ),
     )
+
+
+def _cards(plan: SchedulePlan) -> list[tuple[str, str, str]]:
+    """Return the answer's numbers as (label, value, interval or note)."""
+    chosen, bound, static = plan.chosen, plan.bound, plan.static.best
+    by_cost = next((spread for spread in plan.uncertainty.spreads if spread.source == "costs"), None)
+
+    def interval(name: str) -> str:
+        return "" if by_cost is None else f"({span(*getattr(by_cost, name))}) by errors of the costs"
+
+    latency = "latency_high_s" if bound.worst_case else "latency_s"
+    limit = f"bound {seconds(bound.limit_s)}" if math.isfinite(bound.limit_s) else "no bound"
+    cards = [
+        ("Requests/s", amount(chosen.throughput_rps), interval("throughput_rps")),
+        ("Latency, worst case" if bound.worst_case else "Latency", seconds(getattr(chosen, latency)), limit),
+        ("For outputs of", f"{bound.tokens:,} tokens", ""),
+    ]
+    if by_cost is not None and math.isfinite(bound.limit_s):
+        cards.append(("Bound met in", percent(by_cost.met_share), f"of {by_cost.draws} draws of the costs' errors"))
+    if static is not None and static.throughput_rps > 0:
+        cards.append(
+            ("Over static batching", f"x {chosen.throughput_rps / static.throughput_rps:.2f}", "in requests/s")
+        )
+    return [
+        *cards,
+        ("Decode batch", amount(chosen.decode_batch), ""),
+        ("Memory", percent(chosen.memory_share), "of each GPU"),
+    ]
 
 
 def _yield_cells(row: ScheduleRow | None) -> list[str]:

@@ -20,10 +20,10 @@ from lengthwise.schema.files import write_atomic
 from lengthwise.schema.metric_names import Metric, metric_of, scale
 from lengthwise.schema.plan import Choice, Plan, Point, Status, Study, Trade, limit_text
 
-BARS = 6  # so many of the ranking are drawn next to the answer
-NAMED = 4  # so many tied configurations and reasons are named
-SHOWN = 500  # so many simulated configurations are on the page, of all questions together
-LISTED = 500  # so many rejected or pruned ones are listed; the table of reasons counts all
+BARS = 6  # configurations of the ranking that are drawn next to the answer
+NAMED = 4  # tied configurations and reasons that are named
+SHOWN = 500  # simulated configurations on the page, of all questions together
+LISTED = 500  # rejected or pruned configurations that are listed; the table of reasons counts all
 DOLLARS = "$\N{NARROW NO-BREAK SPACE}"
 INFINITE = 1e300  # stands for infinity, which JSON does not have
 LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "gpus"}
@@ -68,7 +68,7 @@ def _simulated(plan: Plan) -> list[int]:
 
 
 def _shown(plan: Plan, limit: int) -> list[int]:
-    """Return indices of at most ``limit`` choices: the best, then choices of frontiers and shifts, then others."""
+    """Return indices of at most ``limit`` choices: the best, those of fronts and of other limits, then others."""
     named = {trade.choice for trades in plan.frontiers.values() for trade in trades} | {s.choice for s in plan.shifts}
     is_other = {i: i > 0 and named.isdisjoint((plan.choices[i].name, plan.choices[i].key)) for i in _simulated(plan)}
     return sorted(sorted(is_other, key=lambda i: (is_other[i], i))[:limit])
@@ -88,12 +88,16 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
         }
     value, half = text.value_texts(best.objective)
     key_values = {
-        "GPUs": f"{best.gpus:,}",
+        "GPUs": text.hardware_text(plan, best),
         "Per hour": f"{DOLLARS}{best.price_per_hour_usd:,.2f}",
         f"Per month of {MONTH_H} h": f"{DOLLARS}{best.price_per_hour_usd * MONTH_H:,.0f}",
     }
     if math.isfinite(best.capacity_rps.value):
         key_values["Capacity"] = f"{text.estimate_text(best.capacity_rps)} requests/s"
+    if (cost := text.output_token_cost(best)).value > 0:
+        at = "" if plan.objective.name == "makespan" else ", at the rate"
+        at = ", at the capacity" if math.isfinite(best.capacity_rps.value) else at
+        key_values[f"Per M output tokens{at}"] = f"{DOLLARS}{text.estimate_text(cost)}"
     if math.isfinite(best.capacity_rps.value) and best.at is not None:
         key_values["Metrics"] = f"at {amount(best.at.rate_rps)} requests/s, the lower end of the capacity"
     for name in text.prefix_cache_metrics([best.at]):
@@ -306,7 +310,8 @@ def _metric(plan: Plan, metric: Metric) -> dict[str, Any]:
     values = (p.value(metric.key) for c in plan.choices for p in load_curve(c))
     known = sorted(v for v in values if math.isfinite(v))
     factor, unit = scale(metric, known[len(known) * 3 // 4 :][:1])
-    return {"name": metric.key, "label": metric.label, "factor": factor, "unit": unit, "better": metric.better}
+    label = f"{metric.label}, at the rate" if metric.unit == "usd" else metric.label
+    return {"name": metric.key, "label": label, "factor": factor, "unit": unit, "better": metric.better}
 
 
 def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list[str]]) -> dict[str, Any]:
@@ -340,13 +345,21 @@ def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list
 
 
 def write_search_json(path: Path | str, study: Study) -> None:
-    """Write all results of a search to a JSON file. Raises InputError if two plans or choices have the same name."""
+    """Write ``search_json`` to a file."""
+    write_atomic(path, search_json(study).encode())
+
+
+def search_json(study: Study) -> str:
+    """Return all results of a search as the text of a JSON file.
+
+    Raises InputError if two plans or choices have the same name.
+    """
     text.check_study(study)
     plans = []
     for plan in study.plans:
         best, choices = plan.best.key if plan.best else None, list(map(_choice_fields, plan.choices))
         plans.append({"name": plan.name, "best": best, **plain(replace(plan, choices=())), "choices": choices})
-    write_atomic(path, json_text("study", {"name": study.name, "plans": plans, "swaps": study.swaps}).encode())
+    return json_text("study", {"name": study.name, "plans": plans, "swaps": study.swaps})
 
 
 def _choice_fields(choice: Choice) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,6 +16,7 @@ from lengthwise.report.fitted_table import SplitTable, boxed_table
 from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, counted, model_text, rounded
 from lengthwise.report.result_page import METADATA
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.estimate import UNKNOWN as UNKNOWN_ESTIMATE
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import LATENCIES, OTHERS, PREFIX_CACHE, QUANTILES, metric_of, scale, split
 from lengthwise.schema.plan import (
@@ -141,6 +143,27 @@ def simulated(plan: Plan) -> list[tuple[int, Choice]]:
     return [(i, c) for i, c in enumerate(plan.choices) if c.status in (Status.RANKED, Status.SCOUTED)]
 
 
+def hardware_text(plan: Plan, choice: Choice) -> str:
+    """Return the number of GPUs, with their kind ("8 x H100") if a setting or the question names one for all."""
+    gpu = setting_text(choice.settings.get("deployment.gpu", plan.metadata.get("gpu", "")))
+    other = setting_text(choice.settings.get("deployment.decode.gpu", plan.metadata.get("decode side", gpu)))
+    if not gpu or other != gpu or "deployment.groups" in choice.settings:
+        return f"{choice.gpus:,}"
+    return f"{choice.gpus:,} {TIMES} {Path(gpu).stem if gpu.endswith('.toml') else gpu}"
+
+
+def output_token_cost(choice: Choice) -> Estimate:
+    """Return the price of a million output tokens, at the capacity if there is one and otherwise at the rate."""
+    capacity, at = choice.capacity_rps, choice.at
+    if at is None or not (math.isfinite(capacity.value) and at.value("requests_per_s") > 0):
+        return UNKNOWN_ESTIMATE if at is None else at.values.get("usd_per_million_output_tokens", UNKNOWN_ESTIMATE)
+    tokens = at.value("output_tokens_per_s") / at.value("requests_per_s")
+    usd = choice.price_per_hour_usd * 1e6 / 3600 / tokens  # times the seconds of a request
+    value = usd / capacity.value
+    ends = (capacity.model_high, capacity.model_low)
+    return Estimate(value, value * capacity.half_width / capacity.value, *(usd / max(end, 1e-300) for end in ends))
+
+
 def is_bound_by(choice: Choice, limit: Limit) -> bool:
     """Return whether a limit prevents a higher rate, and its metric is near the bound at the operating point."""
     if choice.at is None or choice.bottleneck.binds != limit.metric:
@@ -223,7 +246,7 @@ def miss_text(miss: Miss) -> str:
     )
 
 
-LIMIT_COLUMNS = 3  # so many limits have a column in a terminal
+LIMIT_COLUMNS = 3  # limits that have a column in a terminal
 GROUPS = 8
 
 
@@ -302,7 +325,7 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
     if plan.limits[LIMIT_COLUMNS:]:
         lines.append(Text(f"Also met: {', '.join(map(limit_text, plan.limits[LIMIT_COLUMNS:]))}.", style="dim"))
     lines += map(Text, plan.notes)
-    lines.append(Text.assemble("Best: ", (best.name, "bold")))
+    lines.append(Text.assemble("Best: ", (best.name, "bold"), f" ({hardware_text(plan, best)})"))
     lines += [Text(f"  \N{MIDDLE DOT} {reason}") for reason in plan.cause]
     if (bottleneck := best.bottleneck) != Bottleneck():
         bound = capitalized(f"bound by {binding_text(plan, best)}. " if bottleneck.binds else "")
@@ -365,4 +388,4 @@ def swap_ratios(study: Study) -> list[list[float | None]]:
     """
     ratios = {(swap.optimum_of, swap.used_for): swap.ratio for swap in study.swaps}
     names = [plan.name for plan in study.plans]
-    return [[ratios.get((of, used), 1.0 if of == used else None) for used in names] for of in names]
+    return [[ratios.get((best, used), 1.0 if best == used else None) for used in names] for best in names]

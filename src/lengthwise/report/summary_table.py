@@ -16,7 +16,7 @@ from lengthwise.report.fitted_table import SplitTable, boxed_table
 from lengthwise.report.formatting import MINUS, PLUS_MINUS, UNKNOWN, buckets, capitalized, model_text, rounded
 from lengthwise.report.result import Result, check_results, scenario_of, shows_prefix_cache
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.metric_names import LATENCIES, LESS, MORE, NEITHER
+from lengthwise.schema.metric_names import LATENCIES, LESS, MORE, NEITHER, scale
 from lengthwise.schema.records import REJECTIONS, Rejection
 
 Read = Callable[[Summary], Estimate | None]
@@ -160,7 +160,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
 
 def has_ranks(results: Sequence[Result]) -> bool:
     """Return whether a variant has data-parallel ranks, whose batches and exchange of tokens labels then name."""
-    return any(r.deployment is not None and r.deployment.parallel.dp > 1 for r in results)
+    return any(r.deployment is not None and any(side.parallel.dp > 1 for side in r.deployment.sides) for r in results)
 
 
 def paired(results: Sequence[Result]) -> bool:
@@ -246,18 +246,20 @@ def turn_rows(results: Sequence[Result]) -> list[tuple[str, tuple[Estimate | Non
 
 
 def turn_texts(results: Sequence[Result]) -> list[list[tuple[str, str]]]:
-    """Return for each row of ``turn_rows`` and each variant the TTFT in ms and the hit rate in %, both as text."""
+    """Return for each row of ``turn_rows`` and each variant the TTFT with its unit and the hit rate in %, as text."""
 
-    def text(estimate: Estimate | None, scale: float, largest: float) -> str:
+    def text(estimate: Estimate | None, factor: float, largest: float, unit: str = "") -> str:
         if estimate is None or not math.isfinite(estimate.value):
             return UNKNOWN
-        value, interval = bounded_texts(estimate.value * scale, estimate.half_width * scale, largest)
-        return f"{value} {interval}".rstrip()
+        value, interval = bounded_texts(estimate.value * factor, estimate.half_width * factor, largest)
+        return " ".join(filter(None, (value, interval, unit)))
 
-    return [
-        [(text(a, 1e3, math.inf), text(b, 100, 100)) for a, b in zip(ttft_s, hit_rate, strict=True)]
-        for _, ttft_s, hit_rate in turn_rows(results)
-    ]
+    made = []
+    for _, ttft_s, hit_rate in turn_rows(results):
+        factor, unit = scale(LATENCIES["ttft"], [one.value for one in ttft_s if one is not None])
+        cells = zip(ttft_s, hit_rate, strict=True)
+        made.append([(text(a, factor, math.inf, unit), text(b, 100, 100)) for a, b in cells])
+    return made
 
 
 def _turn_table(results: Sequence[Result]) -> list[SplitTable]:
@@ -265,7 +267,7 @@ def _turn_table(results: Sequence[Result]) -> list[SplitTable]:
     if not texts:
         return []
     numbers = boxed_table()
-    numbers.add_column("at turn: mean TTFT, ms;\nprompt tokens cached, %")
+    numbers.add_column("at turn: mean TTFT;\nprompt tokens cached, %")
     for result in results:
         numbers.add_column(Text(result.name), justify="right")
     for (name, _, _), row in zip(turn_rows(results), texts, strict=True):

@@ -15,7 +15,7 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_atomic
 from lengthwise.theory import ORDERS, MultiBinStudy, QueueStudy, share_retained
 
-SHOWN_CUTS = 4  # so many boundaries are written out
+SHOWN_CUTS = 4  # boundaries that are written out
 MIN_RELEVANT = 0.05  # a smaller gain is not worth a predictor
 SERIES = {"fcfs": 0, "sjf": 1, "spjf": 4, "sprpt": 3, "srpt": 2}  # colours of the scheduling orders
 

@@ -1,9 +1,9 @@
 """Replanning of a deployed schedule after lengths have changed (ExeGPT, section 7.6).
 
 The schedule may stay, change its batches and phases (which takes no time), or load another layout (which takes the
-seconds of ``redeployment``). The best option meets the bound and serves the most requests until a horizon. If the
-deployed schedule still meets the bound, another one replaces it only if it serves noticeably more requests by then. If
-not, the best schedule that meets the bound replaces it, provided that its weights load before the horizon.
+seconds of ``redeployment``). The best option meets the bound and serves the most requests until a horizon. While the
+deployed schedule meets the bound, the best option replaces it only if it serves more requests by more than a minimum
+gain. Once the deployed schedule misses the bound, the best option replaces it if its weights load before the horizon.
 
 Replanning tightens the bound by a margin: the smallest margin with which the new schedule would meet the real bound
 after one more change of the same size. If no margin suffices, or it costs too much throughput, the planner assumes a
@@ -120,8 +120,8 @@ def lengths_since(task: TaskLengths, alarm: Alarm, max_model_len: int) -> TaskLe
     """Estimate the lengths after an alarm, for a model that accepts ``max_model_len`` tokens per request.
 
     The alarm's requests determine the lengths of each watched side (prompts, outputs). ``MIN_COUNTED_REQUESTS`` or more
-    give their empirical distribution. Fewer give the planned shape at their mean and standard deviation, if the side
-    changed or has an evidence of at least 1. Otherwise the side stays as planned.
+    give their empirical distribution. Fewer give the planned shape at their mean and standard deviation, if the alarm
+    names the side or its test has evidence (``Alarm.evidence``) of at least 1. Otherwise the side stays as planned.
     """
 
     def since(side: str, pmf: Floats, tokens: Ints) -> Floats:
@@ -158,24 +158,19 @@ def length_facts(task: TaskLengths, assumptions: Assumptions) -> LengthFacts:
 
 @dataclass(frozen=True)
 class ReplanOptions:
-    """Options that decide when a change of schedule is worth it.
+    """Options that decide when a change of schedule is worth it."""
 
-    Attributes:
-        storage: Where weights are loaded from: "dram" (host memory) or "ssd".
-        horizon_s: Time for which the new lengths are expected to last. Served requests are compared over this time.
-        margin: Share by which planning tightens the latency bound. If None, it follows from the last change of lengths.
-        min_gain: Relative gain in served requests above which a schedule that meets the bound is replaced.
-        max_margin_cost: Largest share of the throughput that a margin from the last change of lengths may cost.
-        allow_reload: Whether weights may be loaded. If not, ``Change.elsewhere`` reports a schedule worth a reload.
-        max_num_seqs: Largest batch, of prefill or decode, to which a schedule may change without loading weights.
-    """
-
-    storage: str = "dram"
+    storage: str = "dram"  # where weights are loaded from: "dram" (host memory) or "ssd"
+    # Time for which the new lengths are expected to last. Served requests are compared over this time.
     horizon_s: float = 3600.0
+    # Share by which planning tightens the latency bound. If None, it follows from the last change of lengths.
     margin: float | None = None
-    min_gain: float = 0.02
+    min_gain: float = 0.02  # relative gain in served requests above which a schedule that meets the bound is replaced
+    # largest share of the throughput that a margin from the last change of lengths may cost
     max_margin_cost: float = 0.2
+    # Whether weights may be loaded. If not, ``Change.elsewhere`` reports a schedule worth a reload.
     allow_reload: bool = True
+    # largest batch, of prefill or decode, to which a schedule may change without loading weights
     max_num_seqs: float = math.inf
 
     def __post_init__(self) -> None:

@@ -46,22 +46,15 @@ _MIN_RISE, _PATIENCE = 1.005, 2
 
 @dataclass(frozen=True)
 class System:
-    """A baseline system, and the settings to try for it.
+    """A baseline system, and the settings to try for it."""
 
-    Attributes:
-        scheduler: The scheduler's name in ``lengthwise.policy``. If empty, a batch runs until all its requests are
-            complete.
-        budgets: Token budgets of a step to try, the usual one first. 0 means no budget.
-        parts: Without a scheduler, numbers of prompt micro-batches per decode micro-batch to try.
-        is_chunked: Whether a prompt may be split over several steps. If not, the budget must hold the longest prompt.
-        is_disaggregated: Whether some replicas only prefill and the others only decode.
-    """
-
+    # The scheduler's name in ``lengthwise.policy``. If empty, a batch runs until all its requests are complete.
     scheduler: str = ""
-    budgets: tuple[int, ...] = (0,)
-    parts: tuple[int, ...] = (1,)
+    budgets: tuple[int, ...] = (0,)  # token budgets of a step to try, the usual one first. 0 means no budget
+    parts: tuple[int, ...] = (1,)  # without a scheduler, numbers of prompt micro-batches per decode micro-batch to try
+    # Whether a prompt may be split over several steps. If not, the budget must hold the longest prompt.
     is_chunked: bool = False
-    is_disaggregated: bool = False
+    is_disaggregated: bool = False  # whether some replicas only prefill and the others only decode
 
     @property
     def is_static(self) -> bool:
@@ -191,14 +184,10 @@ class Curve:
     step to the first token, ``decode_s`` the mean time between tokens, and ``decode_batch`` the mean number of running
     sequences of a replica. ``memory_share`` counts the mean KV cache in use or, for batches that run to completion, the
     reserved KV cache.
-
-    Attributes:
-        rows: One row per configuration.
-        intervals_rps: The 95 % interval of each row's throughput.
     """
 
-    rows: tuple[ScheduleRow, ...]
-    intervals_rps: tuple[tuple[float, float], ...]
+    rows: tuple[ScheduleRow, ...]  # one row per configuration
+    intervals_rps: tuple[tuple[float, float], ...]  # the 95 % interval of each row's throughput
 
     def best(self, bound_s: float, *, worst_case: bool = True) -> ScheduleRow | None:
         """Return the configuration with the highest throughput that meets a bound, or None if none meets it.
@@ -310,9 +299,9 @@ def scheduler_of(system: System, prompt_parts: int) -> Scheduler:
 class _StaticSystem(SystemSimulator):
     def sweeps(self) -> list[list[Sweep]]:
         found = []
-        for of in replicas_of(self.setting):
-            parts = dict.fromkeys(of.pp * part if of.pp > 1 else 1 for part in self.system.parts)
-            found.append([Sweep(of, 0, number) for number in parts])
+        for own in replicas_of(self.setting):
+            parts = dict.fromkeys(own.pp * part if own.pp > 1 else 1 for part in self.system.parts)
+            found.append([Sweep(own, 0, number) for number in parts])
         return found
 
     def max_batch(self, sweep: Sweep) -> int:
@@ -348,7 +337,7 @@ class _ContinuousSystem(SystemSimulator):
         budgets = self.system.budgets
         if not self.system.is_chunked and budgets != (0,):
             budgets = tuple(max(budget, self.setting.task.max_prompt_tokens) for budget in budgets)
-        return [[Sweep(of, budget, of.pp) for budget in dict.fromkeys(budgets)] for of in replicas_of(self.setting)]
+        return [[Sweep(own, budget, own.pp) for budget in dict.fromkeys(budgets)] for own in replicas_of(self.setting)]
 
     def max_batch(self, sweep: Sweep) -> int:
         blocks, longest = self._blocks(sweep, 1), max_request_blocks(self.setting)
@@ -395,12 +384,12 @@ class DisaggregatedSystem(SystemSimulator):
         The prefill replicas have the fastest layout for prompts, or the layout of the decode replicas.
         """
         divisions, usual, found = replicas_of(self.setting), self.system.budgets[0], []
-        for of in divisions:
-            if of.replicas > 1:
-                equal = [one for one in divisions if one.tp * one.pp == of.tp * of.pp]
+        for own in divisions:
+            if own.replicas > 1:
+                equal = [one for one in divisions if one.tp * one.pp == own.tp * own.pp]
                 fastest = max(equal, key=lambda one: self.prefill_rps(one, usual))
-                prefills = dict.fromkeys([fastest, of] if self.prefill_rps(fastest, usual) else [of])
-                found.append([Sweep(of, budget, of.pp, one) for budget in self.system.budgets for one in prefills])
+                prefills = dict.fromkeys([fastest, own] if self.prefill_rps(fastest, usual) else [own])
+                found.append([Sweep(own, budget, own.pp, one) for budget in self.system.budgets for one in prefills])
         return found
 
     def max_batch(self, sweep: Sweep) -> int:

@@ -33,8 +33,7 @@ class Strategy(StrEnum):
     WAA_M = "waa-m"
 
 
-CODES = tuple(Strategy)
-"""The index of a strategy in this tuple is its code in a column."""
+CODES = tuple(Strategy)  # the index of a strategy in this tuple is its code in a column
 
 
 @dataclass(frozen=True)
@@ -134,27 +133,22 @@ def columns(controls: Iterable[Controls]) -> ControlColumns:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Assumptions of an estimate.
+    """Assumptions of an estimate."""
 
-    Attributes:
-        paper_completions: Whether B_D E[1 / ceil(S / N_D)] requests complete in an RRA phase, as ExeGPT writes, where S
-            is the output length. If not, B_D / E[ceil(S / N_D)] complete (renewal theory), which is at most as many
-            (Jensen's inequality).
-        prefill_output_tokens: Tokens that the prefill produces: 1 as in engines, 0 as the paper counts.
-        lockstep: Whether each decode iteration of WAA waits for a prefill. If not, decoding does not wait for a slower
-            prefill and has a smaller batch (Little's law).
-        level: Quantile of a batch's work for ``latency_high_s``, ``prefill_range``, ``decode_range`` and memory needs.
-        threshold: Relative deviation of a prefill batch's tokens from their target within which dynamic adjustment
-            keeps it, by more or fewer prompts. None means no adjustment.
-        output_tokens: Output length of the requests whose latency the bound limits (the paper's SLA (b)). If None, the
-            ``level`` quantile of the output length.
-    """
-
+    # Whether B_D E[1 / ceil(S / N_D)] requests complete in an RRA phase, as ExeGPT writes, where S is the output
+    # length. If not, B_D / E[ceil(S / N_D)] complete (renewal theory), which is at most as many (Jensen's inequality).
     paper_completions: bool = False
-    prefill_output_tokens: int = 1
+    prefill_output_tokens: int = 1  # tokens that the prefill produces: 1 as in engines, 0 as the paper counts
+    # Whether each decode iteration of WAA waits for a prefill. If not, decoding does not wait for a slower prefill and
+    # has a smaller batch (Little's law).
     lockstep: bool = False
+    # quantile of a batch's work for ``latency_high_s``, ``prefill_range``, ``decode_range`` and memory needs
     level: float = 0.99
+    # Relative deviation of a prefill batch's tokens from their target within which dynamic adjustment keeps it, by more
+    # or fewer prompts. None means no adjustment.
     threshold: float | None = None
+    # Output length of the requests whose latency the bound limits (the paper's SLA (b)). If None, the ``level``
+    # quantile of the output length.
     output_tokens: int | None = None
 
     def __post_init__(self) -> None:

@@ -25,21 +25,16 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Floats, Ints
 
 SIDES = ("prompts", "outputs")
-BLOCK = 16
-"""Ranks between two starts of new bets."""
+BLOCK = 16  # ranks between two starts of new bets
 CELLS = 256
 """A bet is constant on each 1 / CELLS of [0, 1], equal to its mean there, so that it integrates to 1 exactly."""
-SHIFTS = (-0.8, -0.4, -0.2, 0.2, 0.4, 0.8)
-"""Shifts of the normal scores of ranks, in standard deviations."""
-SPREADS = (0.75, 0.87, 1.15, 1.35)
-"""Factors on the standard deviation of the normal scores of ranks."""
-CUBIC_WEIGHTS = (-0.5, -0.25, 0.25, 0.5)
-"""Weights of the third Legendre polynomial in the density of ranks."""
+SHIFTS = (-0.8, -0.4, -0.2, 0.2, 0.4, 0.8)  # shifts of the normal scores of ranks, in standard deviations
+SPREADS = (0.75, 0.87, 1.15, 1.35)  # factors on the standard deviation of the normal scores of ranks
+CUBIC_WEIGHTS = (-0.5, -0.25, 0.25, 0.5)  # weights of the third Legendre polynomial in the density of ranks
 BETS = len(SHIFTS) + len(SPREADS) + len(CUBIC_WEIGHTS)
 LOG_SLACK = 2.0
 """The estimated start of a change is the latest whose log likelihood ratio is at most this far below the best."""
-BUCKET = 256
-"""Lengths per bucket of counts. Sums per bucket make ranks cheap."""
+BUCKET = 256  # lengths per bucket of counts; sums per bucket make ranks cheap
 RETAINED = 1 << 14  # latest requests that a test stores
 _MAX_STAKE = 1e290
 
@@ -78,7 +73,7 @@ class Evidence:
 
 
 def _reserve(blocks: int) -> float:
-    """Return the part of the initial unit that is not yet bet after so many blocks. It falls as 1 / log(blocks + e)."""
+    """Return the part of the initial unit that is not bet yet after ``blocks`` blocks: 1 / log(blocks + e)."""
     return 1.0 / math.log(blocks + math.e)
 
 
@@ -147,22 +142,15 @@ class EmpiricalRanks:
 
 @dataclass(frozen=True)
 class Monitor:
-    """Settings of a drift test.
+    """Settings of a drift test."""
 
-    Attributes:
-        false_positive_rate: Largest probability that lengths that never change raise an alarm.
-        min_requests: Requests that must follow the change before an alarm, as a sample of the new lengths.
-        every: The test uses one request in this many. The false-positive rate holds for exchangeable requests: if
-            neighbours are similar, such as turns of a conversation, test so few that tested requests are not similar.
-        seed: Seed of the draws that break ties, and of the choice of counted requests if ``every`` is above 1.
-        sides: "prompts", "outputs" or both. Leave out a side whose lengths are only estimated.
-    """
-
-    false_positive_rate: float = 0.01
-    min_requests: int = 100
+    false_positive_rate: float = 0.01  # largest probability that lengths that never change raise an alarm
+    min_requests: int = 100  # requests that must follow the change before an alarm, as a sample of the new lengths
+    # The test uses one request in this many. The false-positive rate holds for exchangeable requests: if neighbours are
+    # similar, such as turns of a conversation, test so few that tested requests are not similar.
     every: int = 1
-    seed: int = 0
-    sides: tuple[str, ...] = SIDES
+    seed: int = 0  # seed of the draws that break ties, and of the choice of counted requests if ``every`` is above 1
+    sides: tuple[str, ...] = SIDES  # "prompts", "outputs" or both; leave out a side whose lengths are only estimated
 
     def __post_init__(self) -> None:
         if not 0 < self.false_positive_rate < 1:

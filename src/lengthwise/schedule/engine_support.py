@@ -107,7 +107,7 @@ def _uniform_phases(planner: Planner, bound_s: float) -> Iterator[Runnable]:
 
 
 def _pairs(planner: Planner, strategy: Strategy, bound_s: float) -> Iterator[Runnable]:
-    """Yield the best pair of a prefill and a decode stage for each pair of sizes whose copies use all GPUs.
+    """Yield the best schedule of equal pairs (a prefill and a decode stage) on all GPUs, for each two sizes of stages.
 
     Both stages have the same size, or one is a single GPU, because a schedule has only one degree for its groups.
     """

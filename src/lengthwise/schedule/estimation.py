@@ -44,27 +44,21 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
 from lengthwise.schema.workload import Floats, Ints
 
-MODEL_ERROR = 0.01
-"""Relative error of RRA's latency estimate with several micro-batches, which ``latency_high_s`` adds."""
+MODEL_ERROR = 0.01  # relative error of RRA's latency estimate with several micro-batches, which ``latency_high_s`` adds
 _RRA = CODES.index(Strategy.RRA)
 _ENCODER_BATCHES = 2
 """Batches whose encoder output is on a prefill GPU: one that is computed and one that is transferred."""
-_NARROW = 1e-9
-"""Relative spread of prompt lengths below which they count as equal."""
+_NARROW = 1e-9  # relative spread of prompt lengths below which they count as equal
 
 
 class Reason(IntEnum):
     """Why a schedule is infeasible. ``FITS`` means that the schedule is feasible."""
 
     FITS = 0
-    WEIGHTS = 1
-    """The weights alone exceed the memory of a GPU."""
-    CACHE = 2
-    """Cache and activations do not fit next to the weights, at the level of the assumptions."""
-    GROUPS = 3
-    """No split into prefill and decode GPUs has room for the tensor-parallel groups."""
-    LAYERS = 4
-    """There are more stages than layers."""
+    WEIGHTS = 1  # the weights alone exceed the memory of a GPU
+    CACHE = 2  # cache and activations do not fit next to the weights, at the level of the assumptions
+    GROUPS = 3  # no split into prefill and decode GPUs has room for the tensor-parallel groups
+    LAYERS = 4  # there are more stages than layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,39 +66,24 @@ class Estimates:
     """Estimates of schedules, one row each. An infeasible schedule has a throughput of 0 and infinite latency.
 
     "At the level" means: with the work of every batch at its quantile ``Assumptions.level``.
-
-    Attributes:
-        throughput_rps: Completed requests per second.
-        unconstrained_rps: Completed requests per second if memory were unlimited; 0 if there is no layout.
-        latency_s: Expected time from the start of a micro-batch's prefill to the last token of a request with
-            ``Setting.bound_tokens`` output tokens, without the wait for the prefill (at most one ``cycle_s``).
-        latency_high_s: The same time at the level.
-        cycle_s: RRA: a round of prefill and N_D decode iterations; WAA: from one prefill to the next.
-        prefill_s: Pass of a batch (RRA: of all its micro-batches) through the prefill stages.
-        decode_s: Decode iteration, averaged over a phase.
-        decode_batch: B_D: sequences at the start of a phase; WAA: in an iteration.
-        prefill_range: Share by which a batch's prefill takes longer at the level than on average.
-        decode_range: Share by which a decode iteration takes longer at the level than on average.
-        memory_share: Memory needs of the fullest GPU at the level, divided by its usable memory.
-        micro_batches: Number of micro-batches (B_m).
-        prefill_gpus: GPUs that prefill; RRA: all.
-        reason: ``Reason`` codes.
     """
 
-    throughput_rps: Floats
-    unconstrained_rps: Floats
+    throughput_rps: Floats  # completed requests per second
+    unconstrained_rps: Floats  # completed requests per second if memory were unlimited; 0 if there is no layout
+    # expected time from the start of a micro-batch's prefill to the last token of a request with
+    # ``Setting.bound_tokens`` output tokens, without the wait for the prefill (at most one ``cycle_s``)
     latency_s: Floats
-    latency_high_s: Floats
-    cycle_s: Floats
-    prefill_s: Floats
-    decode_s: Floats
-    decode_batch: Floats
-    prefill_range: Floats
-    decode_range: Floats
-    memory_share: Floats
-    micro_batches: Ints
-    prefill_gpus: Ints
-    reason: Ints
+    latency_high_s: Floats  # the same time at the level
+    cycle_s: Floats  # RRA: a round of prefill and N_D decode iterations; WAA: from one prefill to the next
+    prefill_s: Floats  # pass of a batch (RRA: of all its micro-batches) through the prefill stages
+    decode_s: Floats  # decode iteration, averaged over a phase
+    decode_batch: Floats  # B_D: sequences at the start of a phase; WAA: in an iteration
+    prefill_range: Floats  # share by which a batch's prefill takes longer at the level than on average
+    decode_range: Floats  # share by which a decode iteration takes longer at the level than on average
+    memory_share: Floats  # memory needs of the fullest GPU at the level, divided by its usable memory
+    micro_batches: Ints  # number of micro-batches (B_m)
+    prefill_gpus: Ints  # GPUs that prefill; RRA: all
+    reason: Ints  # ``Reason`` codes
 
     @property
     def feasible(self) -> npt.NDArray[np.bool_]:
@@ -244,11 +223,8 @@ class Estimator:
         """Return a row of estimates for each schedule.
 
         ``prefill_gpus`` [n] fixes the number of GPUs that prefill under WAA, for deployed schedules. If None, the
-        strategy chooses the number.
-
-        Raises:
-            InputError: N_D exceeds the longest output, WAA has only one GPU, groups exceed the GPUs, or a degree has no
-                tables.
+        strategy chooses the number. Raises InputError if N_D exceeds the longest output, WAA has only one GPU, groups
+        exceed the GPUs, or a degree has no tables.
         """
         given = controls if isinstance(controls, ControlColumns) else columns(controls)
         return self._fill(given, prefill_gpus, timed=True).estimates()

@@ -29,12 +29,10 @@ from lengthwise.schema.workload import Floats
 
 Fronts = tuple[tuple[str, tuple[FrontPoint, ...]], ...]
 
-BOUNDS = 14
-"""Bounds searched per strategy, in addition to the bounds near its minimum latency."""
+BOUNDS = 14  # bounds searched per strategy, in addition to the bounds near its minimum latency
 NEAR_MINIMUM = (1.0, 1.02, 1.05, 1.1)
 """Multiples of the minimum latency that are also bounds of searches, because throughput rises most there."""
-MAX_POINTS = 100
-"""Largest number of points of a thinned frontier, unless more bounds were searched."""
+MAX_POINTS = 100  # largest number of points of a thinned frontier, unless more bounds were searched
 OVERTAKE = 1.1
 """A kind of schedule replaces the previous kind only if that has less throughput even at a bound times this factor."""
 MULTIPLE, MAX_STATIC_BATCH = 4, 4096

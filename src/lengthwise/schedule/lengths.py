@@ -20,8 +20,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 _BISECTIONS = 54
 _NEGLIGIBLE = 1e-12
-TAIL_LEVEL = 0.9999
-"""An unbounded distribution ends at this quantile: longer requests count as this long."""
+TAIL_LEVEL = 0.9999  # an unbounded distribution ends at this quantile: longer requests count as this long
 _SUM_TOLERANCE = 1e-6
 _STREAMS, _BATCHES, _WARM_UP_BATCHES = 400, 30, 3
 
@@ -243,19 +242,12 @@ def _sample_batches(cdf: Floats, mean: float, size: int, threshold: float, level
 
 @dataclass(frozen=True, eq=False)
 class PhaseLoads:
-    """Load of each decode iteration of a phase, per new request of the phase.
+    """Load of each decode iteration of a phase, per new request of the phase."""
 
-    Attributes:
-        seqs: [N_D] sequences; the first is B_D / B_E.
-        kv_tokens: [N_D] cached tokens that these sequences read.
-        seqs_variance: [N_D] variance of ``seqs``.
-        kv_variance: [N_D] variance of ``kv_tokens``.
-    """
-
-    seqs: Floats
-    kv_tokens: Floats
-    seqs_variance: Floats
-    kv_variance: Floats
+    seqs: Floats  # [N_D] sequences; the first is B_D / B_E
+    kv_tokens: Floats  # [N_D] cached tokens that these sequences read
+    seqs_variance: Floats  # [N_D] variance of ``seqs``
+    kv_variance: Floats  # [N_D] variance of ``kv_tokens``
 
     @cached_property
     def columns(self) -> Floats:

@@ -141,23 +141,18 @@ class EvaluatedPoint:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The feasible point with the highest throughput that a search found under the bound.
+    """The feasible point with the highest throughput that a search found under the bound."""
 
-    Attributes:
-        best: None if no point meets the bound with more throughput than ``known_rps``. Of points of equal throughput,
-            the one of minimum latency, then the lowest.
-        fastest: The evaluated point of minimum latency, even if it exceeds the bound. Its latency is infinite if no
-            evaluated point is feasible.
-        evaluated: Number of evaluated points. No point is evaluated twice.
-        total: Number of all points.
-        gap: If the tolerances hold, no point that meets the bound has more than (1 + ``gap``) times the throughput of
-            ``best`` or, if larger, ``known_rps``. Infinite if the search found neither.
-    """
-
+    # None if no point meets the bound with more throughput than ``known_rps``. Of points of equal throughput, the one
+    # of minimum latency, then the lowest.
     best: EvaluatedPoint | None
+    # The evaluated point of minimum latency, even if it exceeds the bound. Its latency is infinite if no evaluated
+    # point is feasible.
     fastest: EvaluatedPoint
-    evaluated: int
-    total: int
+    evaluated: int  # number of evaluated points; no point is evaluated twice
+    total: int  # number of all points
+    # If the tolerances hold, no point that meets the bound has more than (1 + ``gap``) times the throughput of ``best``
+    # or, if larger, ``known_rps``. Infinite if the search found neither.
     gap: float
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.catalog import weight_bytes
-from lengthwise.schedule._kernel import largest_excess, pace_factor, part_factor, presence
 from lengthwise.schedule.adaptation import redeployment
 from lengthwise.schedule.baselines import curve
 from lengthwise.schedule.controls import Controls, Layout, Stage, Strategy, rra_layout, waa_layout
 from lengthwise.schedule.estimation import Estimates, Estimator, Reason
 from lengthwise.schedule.frontier import best_evaluated_rps, breakpoints, evaluated_fronts, explore, static_batches
+from lengthwise.schedule.kernel import largest_excess, pace_factor, part_factor, presence
 from lengthwise.schedule.length_drift import drift
 from lengthwise.schedule.planner import TIE, Planner
 from lengthwise.schedule.stage_costs import Setting, normal_scores, projected_share
@@ -37,8 +37,7 @@ Progress = Callable[[int, int], None]
 
 MIN_GAIN = 0.02
 """A division into parts with a smaller relative gain in throughput is not reported: a search may miss as much."""
-WARM_UP_ROUNDS = 3
-"""Rounds that a timeline omits, because they start with an empty pipeline."""
+WARM_UP_ROUNDS = 3  # rounds that a timeline omits, because they start with an empty pipeline
 MAX_BARS = 2500
 
 

@@ -38,11 +38,9 @@ from lengthwise.schema.specs import ModelSpec
 from lengthwise.schema.workload import Ints
 
 ALL = tuple(Strategy)
-SHORT_PHASE = 8
-"""Every phase length up to this one is tried; longer ones at steps of the factor ``RATIO``."""
+SHORT_PHASE = 8  # every phase length up to this one is tried; longer ones at steps of the factor ``RATIO``
 RATIO = 1.5
-TIE = 1e-9
-"""Relative difference up to which two throughputs count as equal; the lower latency then decides."""
+TIE = 1e-9  # relative difference up to which two throughputs count as equal; the lower latency then decides
 _MAX_CLIMBS = 8
 _GB = 1e9
 

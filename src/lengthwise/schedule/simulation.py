@@ -27,16 +27,14 @@ from lengthwise.schema.records import Records
 from lengthwise.schema.workload import Floats, Ints, Workload
 from lengthwise.statistics import t_half_width
 
-SPANS = 10
-"""Consecutive parts of a run whose means give the confidence interval."""
+SPANS = 10  # consecutive parts of a run whose means give the confidence interval
 NEAREST, MIN_NEAREST = 4, 20
 """The regression uses the nearest ``NEAREST * (1 - level)`` of the requests, at least ``MIN_NEAREST``."""
 BLOCK_TOKENS = 16
 UNLIMITED_BLOCKS = 10**7
 """KV blocks of a deployment that never runs out of memory, because its memory needs are checked elsewhere."""
 UNLIMITED_SEQS = 2**14
-_WARM_UP_TURNS = 3
-"""Requests that start before the measurement, per slot."""
+_WARM_UP_TURNS = 3  # requests that start before the measurement, per slot
 _MIN_SHARE, _PER_SEQ, _MIN_TURNS = 8, 32, 2
 
 
@@ -276,10 +274,8 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
 
     RRA is one replica that alternates between prefill and decode phases. Its memory is unlimited here, because the
     estimate has checked the memory. WAA is disaggregated: one replica prefills, with room for ``resident_batches``, and
-    one decodes, with slots for the decode batch. ``threshold`` is the threshold of dynamic adjustment, or None.
-
-    Raises:
-        InputError: The schedule is infeasible, or is WAA of an encoder-decoder, which the engine does not model.
+    one decodes, with slots for the decode batch. ``threshold`` is the threshold of dynamic adjustment, or None. Raises
+    InputError if the schedule is infeasible, or is WAA of an encoder-decoder, which the engine does not model.
     """
     expected, setting = estimator.estimate([controls]), estimator.setting
     if not expected.feasible[0]:

@@ -15,11 +15,12 @@ import numpy.typing as npt
 from lengthwise import _jit
 from lengthwise.catalog import embedding_parameters, encoder_layer_parameters
 from lengthwise.cost import plan_memory, roofline
+from lengthwise.cost._lookup import end_slope
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.cost.roofline_tables import HostOverhead
-from lengthwise.schedule import _kernel
-from lengthwise.schedule._kernel import DegreeTables
+from lengthwise.schedule import kernel
 from lengthwise.schedule.controls import Assumptions, Cluster, Role, Stage
+from lengthwise.schedule.kernel import DegreeTables
 from lengthwise.schedule.lengths import (
     UNADJUSTED,
     AdjustedBatches,
@@ -34,11 +35,9 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec, dtype_bytes
 from lengthwise.schema.workload import Floats
 
-TablesByDegree = Mapping[int, CostTables]
-"""Cost tables by tensor-parallel degree; their ``stage_layers`` are ignored."""
+TablesByDegree = Mapping[int, CostTables]  # cost tables by tensor-parallel degree; their ``stage_layers`` are ignored
 
 MAX_STEP_TOKENS, MAX_STEP_SEQS = 2**15, 2**12
-_SLOPE_SPAN = 256
 
 
 def cluster_tables(
@@ -73,9 +72,9 @@ def packed_tables(tables: CostTables, task: TaskLengths) -> DegreeTables:
     by_seqs = np.column_stack([tables.head_s, tables.host_s])
     return DegreeTables(
         np.ascontiguousarray(by_tokens),
-        _slope(by_tokens),
+        end_slope(by_tokens),
         np.ascontiguousarray(by_seqs),
-        _slope(by_seqs),
+        end_slope(by_seqs),
         np.array(tables.prefill_s, dtype=np.float64, order="C"),
         np.array(tables.decode_s, dtype=np.float64, order="C"),
         prompt,
@@ -86,14 +85,9 @@ def packed_tables(tables: CostTables, task: TaskLengths) -> DegreeTables:
     )
 
 
-def _slope(table: Floats) -> Floats:
-    span = min(_SLOPE_SPAN, len(table) - 1)
-    return np.array((table[-1] - table[-1 - span]) / max(span, 1))
-
-
 @lru_cache(maxsize=8)
 def compiled(name: str) -> Any:
-    """Return a compiled function of ``_kernel``: "rra_rows", "waa_rows", "steady_round" or "visits"."""
+    """Return a compiled function of ``kernel``: "rra_rows", "waa_rows", "steady_round" or "visits"."""
     line, grid_example = np.zeros(1), np.zeros((1, 1))
     example = DegreeTables(
         grid_example, line, grid_example, line, grid_example, grid_example, line, False, 64, 1.0, 0.0
@@ -113,7 +107,7 @@ def compiled(name: str) -> Any:
         "steady_round": lambda: _jit.pair_of_floats(*[integer] * 4, floats, *scratch),
         "visits": lambda: integer(tables, *[floats] * 6, flag, number, floats),
     }  # fmt: skip
-    return _jit.compile_now(getattr(_kernel, name), signatures[name](), cached=True)
+    return _jit.compile_now(getattr(kernel, name), signatures[name](), cached=True)
 
 
 def workspace(micro_batches: int, groups: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
@@ -371,7 +365,7 @@ class Setting:
 
 
 def stage_groups(stages: tuple[Stage, ...]) -> tuple[Floats, Floats]:
-    """Return ``groups`` and ``count`` as ``_kernel`` defines them. Equal neighbouring stages form a group."""
+    """Return ``groups`` and ``count`` as ``kernel`` defines them. Equal neighbouring stages form a group."""
     rows: list[list[float]] = []
     for place, stage in enumerate(stages):
         row = [1.0, stage.layers, stage.tp == 1, place == 0, place == len(stages) - 1]

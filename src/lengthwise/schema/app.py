@@ -72,11 +72,9 @@ class ModelPlan:
         return self.gpu, self.tp, self.pp
 
 
-Replica = tuple[int, ...]
-"""The numbers of one replica's GPUs."""
+Replica = tuple[int, ...]  # the numbers of one replica's GPUs
 
-Placement = dict[int, tuple[Replica, ...]]
-"""The replicas of each model (by number)."""
+Placement = dict[int, tuple[Replica, ...]]  # the replicas of each model (by number)
 
 
 @dataclass(frozen=True)

@@ -109,19 +109,12 @@ class Reach:
 
 @dataclass(frozen=True)
 class CostEvidence:
-    """The evidence for cost tables. Engines do not read it.
+    """The evidence for cost tables. Engines do not read it."""
 
-    Attributes:
-        source: Origin of the seconds, as a text.
-        fit: Cross-validated errors by operator, if a profile was fitted.
-        errors: Errors of the parts, if they were measured.
-        reach: The largest step that was measured.
-    """
-
-    source: str = ""
-    fit: tuple[FitError, ...] = ()
-    errors: tuple[PartError, ...] = ()
-    reach: Reach = Reach()
+    source: str = ""  # origin of the seconds, as a text
+    fit: tuple[FitError, ...] = ()  # cross-validated errors by operator, if a profile was fitted
+    errors: tuple[PartError, ...] = ()  # errors of the parts, if they were measured
+    reach: Reach = Reach()  # the largest step that was measured
 
 
 @dataclass(frozen=True)
@@ -149,43 +142,30 @@ class CostTables:
 
     A stage of L layers takes ``L * (layer_s[T] + comm_s[T] + attention)``. The first stage adds ``embedding_s[T]`` and
     ``host_s[B]``, the last one ``head_s[B]``, and every stage but the last ``send_s[T]``.
-
-    Attributes:
-        layer_s: [T+1] one layer's GEMMs, norms, activations, rotary embedding, cache write.
-        comm_s: [T+1] one layer's tensor-parallel collectives.
-        embedding_s: [T+1] token embedding.
-        send_s: [T+1] transfer of activations to the next pipeline stage.
-        head_s: [B+1] final norm, LM head, sampling.
-        host_s: [B+1] host overhead of a step (scheduling, input preparation, detokenising).
-        prefill_s: [chunk, context] one layer's prefill attention, by the module's rules.
-        decode_s: [sequences, KV tokens] one layer's decode attention.
-        stage_layers: [PP] layers of each pipeline stage.
-        beside_prompts: [sequences, KV tokens], on the axes of ``decode_s`` (rule PER_REQUEST): factor on the decode
-            attention of a step with prompts, because kernels are faster for batches without prompts; None: 1.
-        front: Front end of the engine, which all replicas of the deployment share.
-        masked_s: One layer's seconds for each (query, key) pair of different sequences, which attention with a dense
-            mask over the complete batch computes and discards; 0: attention skips these pairs.
-        other: Stages of another tensor-parallel degree; None: all stages are alike.
-        shared_s: [T+1] one layer's seconds of what all data-parallel ranks of a replica compute together: the routed
-            experts, and the exchange of tokens between the ranks. T counts the tokens of all ranks. None: every rank
-            computes all of its layers alone.
     """
 
-    layer_s: Floats
-    comm_s: Floats
-    embedding_s: Floats
-    send_s: Floats
-    head_s: Floats
-    host_s: Floats
-    prefill_s: Floats
-    decode_s: Floats
-    stage_layers: Ints
+    layer_s: Floats  # [T+1] one layer's GEMMs, norms, activations, rotary embedding, cache write
+    comm_s: Floats  # [T+1] one layer's tensor-parallel collectives
+    embedding_s: Floats  # [T+1] token embedding
+    send_s: Floats  # [T+1] transfer of activations to the next pipeline stage
+    head_s: Floats  # [B+1] final norm, LM head, sampling
+    host_s: Floats  # [B+1] host overhead of a step (scheduling, input preparation, detokenising)
+    prefill_s: Floats  # [chunk, context] one layer's prefill attention, by the module's rules
+    decode_s: Floats  # [sequences, KV tokens] one layer's decode attention
+    stage_layers: Ints  # [PP] layers of each pipeline stage
     rule: AttentionRule = AttentionRule()
     evidence: CostEvidence = CostEvidence()
+    # [sequences, KV tokens], on the axes of ``decode_s`` (rule PER_REQUEST): factor on the decode attention of a step
+    # with prompts, because kernels are faster for batches without prompts; None: 1
     beside_prompts: Floats | None = None
-    front: Front = Front()
+    front: Front = Front()  # front end of the engine, which all replicas of the deployment share
+    # one layer's seconds for each (query, key) pair of different sequences, which attention with a dense mask over the
+    # complete batch computes and discards; 0: attention skips these pairs
     masked_s: float = 0.0
-    other: OtherDegree | None = None
+    other: OtherDegree | None = None  # stages of another tensor-parallel degree; None: all stages are alike
+    # [T+1] one layer's seconds of what all data-parallel ranks of a replica compute together: the routed experts, and
+    # the exchange of tokens between the ranks. T counts the tokens of all ranks. None: every rank computes all of its
+    # layers alone.
     shared_s: Floats | None = None
 
     def alone(self) -> CostTables:
@@ -201,12 +181,8 @@ class CostTables:
 
 @dataclass(frozen=True)
 class OtherDegree:
-    """The stages whose tensor-parallel degree differs from the other stages' degree (partial tensor parallelism).
+    """The stages whose tensor-parallel degree differs from the other stages' degree (partial tensor parallelism)."""
 
-    Attributes:
-        tables: Cost tables of these stages, with the same ``rule``; only seconds and ``beside_prompts`` are read.
-        stages: [PP] 1 for these stages, else 0.
-    """
-
+    # cost tables of these stages, with the same ``rule``; only seconds and ``beside_prompts`` are read
     tables: CostTables
-    stages: Ints
+    stages: Ints  # [PP] 1 for these stages, else 0

@@ -288,7 +288,8 @@ class Scheduler(PolicyAxes):
     sglang: SglangSettings | None = None
     # TensorRT-LLM forms the steps, admits and pauses. Of the policies, only ``rank`` and ``router`` apply.
     trtllm: TrtllmSettings | None = None
-    async_scheduling: bool = False  # vLLM's: a step is formed before the outputs of the step before it are known
+    # vLLM's, and SGLang's overlap schedule: a step is formed before the outputs of the step before it are known
+    async_scheduling: bool = False
     hide_host: bool = False  # with async_scheduling: the host prepares a step while the GPU runs the step before it
     # vLLM's: maximum prompt tokens of one request in a step, unless it is the only request of the replica; 0: no limit
     long_prefill_token_threshold: int = 0
@@ -804,7 +805,8 @@ class Deployment:
             "kv_offloading": limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0,
         }
         tokens, most = scheduler.long_prefill_token_threshold, self.max_model_len
-        rules = {"async_scheduling": (parts | others, "false"), "long_prefill_token_threshold": (parts, "0")}
+        ahead = parts | others | ({'scheduler "sglang"': False} if scheduler.sglang is not None else {})
+        rules = {"async_scheduling": (ahead, "false"), "long_prefill_token_threshold": (parts, "0")}
         for name, (refused, off) in rules.items():
             names = " or ".join(part for part, is_set in refused.items() if is_set)
             if getattr(scheduler, name) and names:

@@ -20,15 +20,15 @@ class InternalError(LengthwiseError):
 
 
 class UnknownNameError(InputError):
-    """No ``kind`` ("model") has this ``name``. The message lists similar or all ``known`` names, and ``or_else``."""
+    """No ``kind`` ("model") has this ``name``. The message has similar or all ``known`` ones, and ``alternative``."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], or_else: str = "") -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], alternative: str = "") -> None:
         known = sorted(known)
         lowered = {k.lower(): k for k in known}
         near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)
         shown = ", ".join(lowered[k] for k in near) if near else ", ".join(known)
         hint = f"Did you mean: {shown}?" if near else f"Known are: {shown}."
-        more = f" Or give {or_else}." if or_else else ""
+        more = f" Or give {alternative}." if alternative else ""
         super().__init__(f"there is no {kind} named {name!r}. {hint}{more}")
         self.kind, self.name, self.known = kind, name, known
 
@@ -47,6 +47,8 @@ class ProfileError(InputError):
 
 class DoesNotFitError(InputError):
     """The model does not fit the GPUs. The message gives the shortfall and a configuration that fits."""
+
+    smallest_tp: int | None = None  # the smallest tp that fits, if one does and the other settings stay
 
 
 class ScheduleError(InputError):
@@ -74,7 +76,7 @@ class MissingExtraError(InputError):
 
 
 @contextmanager
-def noted(note: str) -> Iterator[None]:
+def error_note(note: str) -> Iterator[None]:
     """Add a note to an InputError that the block raises."""
     try:
         yield

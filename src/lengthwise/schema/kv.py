@@ -50,6 +50,7 @@ class Found:
 
     unlimited: Estimate = UNKNOWN  # an unlimited cache that also stores outputs
     simulated: Estimate = UNKNOWN  # the GPU pool of the simulated engine
+    all_simulated: bool = False  # whether all sizes are simulated pools: those of KV cache groups
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,15 @@ from lengthwise.schema.estimate import UNKNOWN, Estimate
 FCFS, ORACLE = "fcfs", "oracle"
 """The two ends of the gap: first come first served, and shortest first with known lengths."""
 
-ONE_SEED, UNDECIDED, NOT_COMPARED = "one seed", "undecided", "not compared"
-"""Reasons of an undecided verdict."""
+ONE_SEED, UNDECIDED, NOT_COMPARED = "one seed", "undecided", "not compared"  # reasons of an undecided verdict
 
 
 class LoadUnit(StrEnum):
     """The unit of a load."""
 
-    CAPACITY = "capacity"
-    """A share of the rate at which FCFS saturates, which is measured at each batch size."""
-    ALONE = "isolated"
-    """A multiple of the batch size divided by the mean JCT of isolated requests (ELIS, section 6.2)."""
-    RPS = "rps"
-    """Requests per second."""
+    CAPACITY = "capacity"  # a share of the rate at which FCFS saturates, which is measured at each batch size
+    ALONE = "isolated"  # a multiple of the batch size divided by the mean JCT of isolated requests (ELIS, section 6.2)
+    RPS = "rps"  # requests per second
 
     def text(self, load: float) -> str:
         """Return a load with its unit, such as "90 % of capacity", "3x the average rate" or "2.5 requests/s"."""

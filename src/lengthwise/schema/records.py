@@ -48,61 +48,44 @@ REJECTIONS = {
 
 @dataclass(frozen=True)
 class RequestRecords:
-    """The requests as columns [n] in the order of the workload. The time of an event that did not happen is NaN.
+    """The requests as columns [n] in the order of the workload. The time of an event that did not happen is NaN."""
 
-    Attributes:
-        arrival_s: When the client sent the request. A child (``Workload.after``) is sent when its parents have
-            finished, and rejected when one of them cannot finish. NaN: the run ended before the child was sent.
-        output_tokens: Number of produced tokens.
-        replica: Replica (with several data-parallel ranks: rank) that last admitted the request, or -1 if none did.
-        scheduled_s: Start of its first step.
-        queued_for_s: Total time in the front end, in queues and in bins, up to the last admission or, for a request
-            that times out in a queue, up to the timeout.
-        rejection: A ``Rejection``, as a number.
-        cached_tokens: Prompt tokens found in the prefix cache at the first admission. None: unknown (a measured run).
-        loaded_tokens: Prompt tokens after the cached ones that were loaded from CPU memory before the first admission.
-        storage_tokens: Loaded tokens that came from the storage behind the CPU memory.
-        load_s: Total duration of the request's loads, which ``queued_for_s`` does not contain.
-    """
-
+    # When the client sent the request. A child (``Workload.after``) is sent when its parents have finished, and
+    # rejected when one of them cannot finish. NaN: the run ended before the child was sent.
     arrival_s: Floats
     prompt_tokens: Ints
-    output_tokens: Ints
+    output_tokens: Ints  # number of produced tokens
     status: npt.NDArray[np.int8]
+    # replica (with several data-parallel ranks: rank) that last admitted the request, or -1 if none did
     replica: npt.NDArray[np.int32]
-    scheduled_s: Floats
+    scheduled_s: Floats  # start of its first step
     first_token_s: Floats
     finished_s: Floats
     preemptions: npt.NDArray[np.int32]
+    # total time in the front end, in queues and in bins, up to the last admission or, for a request that times out in a
+    # queue, up to the timeout
     queued_for_s: Floats
-    rejection: npt.NDArray[np.int8]
+    rejection: npt.NDArray[np.int8]  # a ``Rejection``, as a number
+    # Prompt tokens found in the prefix cache at the first admission. None: unknown (a measured run).
     cached_tokens: Ints | None = None
+    # prompt tokens after the cached ones that were loaded from CPU memory before the first admission
     loaded_tokens: Ints | None = None
-    load_s: Floats | None = None
-    storage_tokens: Ints | None = None
+    load_s: Floats | None = None  # total duration of the request's loads, which ``queued_for_s`` does not contain
+    storage_tokens: Ints | None = None  # loaded tokens that came from the storage behind the CPU memory
 
 
 @dataclass(frozen=True)
 class StepRecords:
-    """The steps as columns [m], in the order of ``start_s``, then of ``replica``.
+    """The steps as columns [m], in the order of ``start_s``, then of ``replica``."""
 
-    Attributes:
-        start_s: When the step was formed.
-        end_s: When its last pipeline stage ended.
-        decode_seqs: Number of decodes; each computes one token.
-        prefill_tokens: Computed prompt tokens of the ``prefill_seqs`` prompts.
-        kv_blocks: Number of KV blocks that were allocated when the step was formed.
-        waiting: Number of requests that waited when the step was formed.
-    """
-
-    start_s: Floats
-    end_s: Floats
+    start_s: Floats  # when the step was formed
+    end_s: Floats  # when its last pipeline stage ended
     replica: Ints
-    decode_seqs: Ints
+    decode_seqs: Ints  # number of decodes; each computes one token
     prefill_seqs: Ints
-    prefill_tokens: Ints
-    kv_blocks: Ints
-    waiting: Ints
+    prefill_tokens: Ints  # computed prompt tokens of the ``prefill_seqs`` prompts
+    kv_blocks: Ints  # number of KV blocks that were allocated when the step was formed
+    waiting: Ints  # number of requests that waited when the step was formed
 
 
 @dataclass(frozen=True)
@@ -128,26 +111,16 @@ class TokenGaps:
 
 @dataclass(frozen=True)
 class ReplicaTotals:
-    """Sums over all steps of each replica, or of each data-parallel rank of each replica, as columns [replicas].
+    """Sums over all steps of each replica, or of each data-parallel rank of each replica, as columns [replicas]."""
 
-    Attributes:
-        steps: Number of steps, with the dummy steps of a rank without sequences.
-        tokens: Computed tokens, including recomputed ones.
-        attention_pairs: (query, key) pairs that attention computed.
-        kv_read_tokens: Cached tokens that decodes read.
-        busy_s: Time with at least one step in flight.
-        layer_s: Seconds of the layers without collectives and attention, and of what a replica's ranks compute together
-            (``CostTables.shared_s``), also in a dummy step. ``layer_s`` to ``send_s`` are parts of the steps' time by
-            the parts of ``CostTables``, each summed over all pipeline stages.
-        swap_s: Seconds of swaps of KV cache between GPU and CPU memory.
-        kv_block_s: KV blocks in use, times the seconds that a step adds to ``busy_s``, summed over steps.
-    """
-
-    steps: Ints
-    tokens: Ints
-    attention_pairs: Floats
-    kv_read_tokens: Floats
-    busy_s: Floats
+    steps: Ints  # number of steps, with the dummy steps of a rank without sequences
+    tokens: Ints  # computed tokens, including recomputed ones
+    attention_pairs: Floats  # (query, key) pairs that attention computed
+    kv_read_tokens: Floats  # cached tokens that decodes read
+    busy_s: Floats  # time with at least one step in flight
+    # Seconds of the layers without collectives and attention, and of what a replica's ranks compute together
+    # (``CostTables.shared_s``), also in a dummy step. ``layer_s`` to ``send_s`` are parts of the steps' time by the
+    # parts of ``CostTables``, each summed over all pipeline stages.
     layer_s: Floats
     comm_s: Floats
     prefill_attention_s: Floats
@@ -156,25 +129,18 @@ class ReplicaTotals:
     head_s: Floats
     embedding_s: Floats
     send_s: Floats
-    swap_s: Floats
-    kv_block_s: Floats
+    swap_s: Floats  # seconds of swaps of KV cache between GPU and CPU memory
+    kv_block_s: Floats  # KV blocks in use, times the seconds that a step adds to ``busy_s``, summed over steps
 
 
 @dataclass(frozen=True)
 class SpeculationTotals:
-    """Sums over the decodes of each replica under speculative decoding, as columns [replicas].
+    """Sums over the decodes of each replica under speculative decoding, as columns [replicas]."""
 
-    Attributes:
-        decodes: Number of verifications: decoding sequences, summed over steps.
-        draft_tokens: Proposed tokens that were verified.
-        accepted_tokens: Those of them that became output.
-        draft_s: Seconds of the drafter, which no part of the steps' time in ``ReplicaTotals`` has.
-    """
-
-    decodes: Ints
-    draft_tokens: Ints
-    accepted_tokens: Ints
-    draft_s: Floats
+    decodes: Ints  # number of verifications: decoding sequences, summed over steps
+    draft_tokens: Ints  # proposed tokens that were verified
+    accepted_tokens: Ints  # those of them that became output
+    draft_s: Floats  # seconds of the drafter, which no part of the steps' time in ``ReplicaTotals`` has
 
     @property
     def tokens_per_step(self) -> float:
@@ -227,45 +193,32 @@ MAX_CLIENT_CPU_SHARE = 0.4
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """Arrival times of streamed chunks, one request after the other.
+    """Arrival times of streamed chunks, one request after the other."""
 
-    Attributes:
-        start: [n+1] request i has the chunks ``start[i]:start[i + 1]``.
-        at_s: [chunks] times on the clock of the records, ascending within a request.
-        tokens: [chunks] number of tokens in each chunk; 0: unknown.
-    """
-
-    start: npt.NDArray[np.int64]
-    at_s: npt.NDArray[np.float64]
-    tokens: npt.NDArray[np.int64]
+    start: npt.NDArray[np.int64]  # [n+1] request i has the chunks ``start[i]:start[i + 1]``
+    at_s: npt.NDArray[np.float64]  # [chunks] times on the clock of the records, ascending within a request
+    tokens: npt.NDArray[np.int64]  # [chunks] number of tokens in each chunk; 0: unknown
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """Records of a simulated or measured run, its requests, and warnings about the quality of the records.
+    """Records of a simulated or measured run, its requests, and warnings about the quality of the records."""
 
-    Attributes:
-        records: In a measured run, ``arrival_s`` is when a request was due, not when a late client sent it, so that
-            latencies include the delay; ``steps`` is None, and sums over steps are 0.
-        workload: The requests in the same order, with the requested ``output_tokens``.
-        source: "simulate", "bench", or the program that wrote the results ("vllm bench serve", "guidellm", ...).
-        metadata: JSON-able: url, engine and version, served model, arguments, start (ISO), machine, clock; if known,
-            "prefix_cache" (prompt tokens looked up and found) and "deployment" (model, "model_shape" as in
-            ``shape_facts``, gpu, tp, pp, replicas, limits).
-        warnings: A sentence each: a late client, a partial run, lengths that differ from the requested ones.
-        errors: Number of failed requests by kind of failure ("http 429").
-        tokens: Arrival times of all streamed chunks; None if unknown.
-        client_s: [n] the client's own part of TTFT and JCT: the time from when a request was due until its headers were
-            sent, or NaN if the request was never sent. None if unknown.
-    """
-
+    # in a measured run, ``arrival_s`` is when a request was due, not when a late client sent it, so that latencies
+    # include the delay; ``steps`` is None, and sums over steps are 0
     records: Records
-    workload: Workload
-    source: str
+    workload: Workload  # the requests in the same order, with the requested ``output_tokens``
+    source: str  # "simulate", "bench", or the program that wrote the results ("vllm bench serve", "guidellm", ...)
+    # JSON-able: url, engine and version, served model, arguments, start (ISO), machine, clock; if known, "prefix_cache"
+    # (prompt tokens looked up and found) and "deployment" (model, "model_shape" as in ``shape_facts``, gpu, tp, pp,
+    # replicas, limits)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    # a sentence each: a late client, a partial run, lengths that differ from the requested ones
     warnings: tuple[str, ...] = ()
-    errors: Mapping[str, int] = field(default_factory=dict)
-    tokens: TokenTimes | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)  # number of failed requests by kind of failure ("http 429")
+    tokens: TokenTimes | None = None  # arrival times of all streamed chunks; None if unknown
+    # [n] the client's own part of TTFT and JCT: the time from when a request was due until its headers were sent, or
+    # NaN if the request was never sent. None if unknown.
     client_s: npt.NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:

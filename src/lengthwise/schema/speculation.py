@@ -30,46 +30,34 @@ _LOW, _BITS = 0xFFFF, 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Drafter:
-    """What a drafter costs. It makes a pass for each token that it proposes, the first one over all tokens of the step.
+    """What a drafter costs. It makes a pass for each token it proposes, the first one over all tokens of the step."""
 
-    Attributes:
-        layers: Layers of a pass; 0: the drafter computes nothing on the GPU, and makes one pass (n-gram).
-        head_share: Share of ``CostTables.head_s`` in a pass.
-        tables: Costs of a draft model; None: a layer costs what one of the target model costs.
-    """
-
-    layers: float = 0.0
-    head_share: float = 0.0
-    tables: CostTables | None = None
+    layers: float = 0.0  # layers of a pass; 0: the drafter computes nothing on the GPU, and makes one pass (n-gram)
+    head_share: float = 0.0  # share of ``CostTables.head_s`` in a pass
+    tables: CostTables | None = None  # costs of a draft model; None: a layer costs what one of the target model costs
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """Settings of speculative decoding, named as vLLM's, and the acceptance of proposed tokens.
-
-    Attributes:
-        acceptance: The rate at which the token of each position is accepted, given that those before it were; at least
-            one rate for each of ``num_speculative_tokens``. A single number applies to all.
-        draft_rate: Share of a sequence's steps for which the drafter proposes tokens: below 1 for n-gram, which finds
-            none where the text does not repeat. ``acceptance`` counts the other steps only.
-        per_batch_size: vLLM's num_speculative_tokens_per_batch_size: (first, last number of sequences of a step,
-            tokens proposed after it). Empty: always ``num_speculative_tokens``.
-        draft_model: The model of method "draft_model": a name of the catalog, or the path of a ``config.json``.
-        pass_s: Seconds of a pass besides ``drafter``, such as those of its launch.
-        drafter: What a pass costs on the GPU. ``engine.deploy`` sets it by the method.
-    """
+    """Settings of speculative decoding, named as vLLM's, and the acceptance of proposed tokens."""
 
     method: str
     num_speculative_tokens: int
+    # The rate at which the token of each position is accepted, given that those before it were; at least one rate for
+    # each of ``num_speculative_tokens``. A single number applies to all.
     acceptance: float | tuple[float, ...]
+    # Share of a sequence's steps for which the drafter proposes tokens: below 1 for n-gram, which finds none where the
+    # text does not repeat. ``acceptance`` counts the other steps only.
     draft_rate: float = 1.0
     request_effect: float = 0.0
     length_correlation: float = 0.0
     burstiness: float = 0.0
+    # vLLM's num_speculative_tokens_per_batch_size: (first, last number of sequences of a step, tokens proposed after
+    # it). Empty: always ``num_speculative_tokens``.
     per_batch_size: tuple[tuple[int, int, int], ...] = ()
-    draft_model: str = ""
-    pass_s: float = 0.0
-    drafter: Drafter = Drafter()
+    draft_model: str = ""  # the model of method "draft_model": a name of the catalog, or the path of a ``config.json``
+    pass_s: float = 0.0  # seconds of a pass besides ``drafter``, such as those of its launch
+    drafter: Drafter = Drafter()  # what a pass costs on the GPU. ``engine.deploy`` sets it by the method
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -148,7 +136,7 @@ class Speculation:
         return 1.0 + self.hit_rate * float(self.survival.sum())
 
     def drafts_by_seqs(self, max_num_seqs: int) -> npt.NDArray[np.int64]:
-        """Return [max_num_seqs + 1] the number of tokens that the drafter proposes after a step of so many sequences.
+        """Return [max_num_seqs + 1] the number of tokens that the drafter proposes, by sequences of the step before.
 
         Between and after the ranges of ``per_batch_size`` the range before continues, as in vLLM.
         """

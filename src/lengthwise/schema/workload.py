@@ -14,10 +14,8 @@ from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-MAX_TOKENS = 1e12
-"""Exclusive upper limit of all lengths and predictions, in tokens."""
-UNCAPPED = 10**12
-"""``Workload.max_tokens`` of a request whose client sets no limit."""
+MAX_TOKENS = 1e12  # exclusive upper limit of all lengths and predictions, in tokens
+UNCAPPED = 10**12  # ``Workload.max_tokens`` of a request whose client sets no limit
 
 
 @dataclass(frozen=True)

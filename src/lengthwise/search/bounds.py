@@ -115,10 +115,10 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
             MeanWork(decoded, decoded, decoded, read, read, 0.0),
         ]
     rates, jct_s = [], float(transfer_s.mean())
-    for side, of, work in zip(sides, stages, works, strict=True):
+    for side, stages_of, work in zip(sides, stages, works, strict=True):
         rate, per_step = math.inf, 0.0
         if work.tokens:  # otherwise no request decodes
-            rate, per_step = of.rate(work, _completions_per_step(side, work, limits, of.through_s))
+            rate, per_step = stages_of.rate(work, _completions_per_step(side, work, limits, stages_of.through_s))
             jct_s += (work.decodes if side is sides[-1] else 1.0) * per_step / rate * side.parallel.pp
         rates.append(rate * side.parallel.ranks)
     parts = {"replicas": rates[0]} if decode is None else _parts(deployment, rates, decoded, float(transfer_s.mean()))
@@ -153,16 +153,16 @@ def _mixed_ceiling(deployment: Deployment, requests: Workload, limits: tuple[Lim
     if not is_admitted.any():
         return Ceiling(math.inf, isolated[1], 0.0, impossible)
     c, d = computed.astype(np.float64), output.astype(np.float64) - 1
-    means = [float(of.mean()) for of in (c + d, d + 1, c * d + d * (d - 1) / 2)]
+    means = [float(work.mean()) for work in (c + d, d + 1, c * d + d * (d - 1) / 2)]
     shares = [(a, b, 1 - a - b) for a in WEIGHTS for b in WEIGHTS if a + b <= 1]
     weights = np.array([[share / mean for share, mean in zip(one, means, strict=True)] for one in shares if means[2]])
     if not means[2]:  # no output has a second token
         weights = np.array([[a / means[0], (1 - a) / means[1], 0.0] for a in WEIGHTS])
-    added = [_weighted_work(group, of, weights) for group, of in zip(groups, stages, strict=True)]
+    added = [_weighted_work(group, one, weights) for group, one in zip(groups, stages, strict=True)]
     rate_rps = np.sum(added, axis=0).min()
     parts = {
         f"group {number}, {group.parallel.replicas} x {group.gpu.name}": one.parts["replicas"]
-        for number, (group, one) in enumerate(zip(groups, own, strict=True), 1)
+        for number, (group, one) in enumerate(zip(groups, own, strict=True))
     }
     bound = float(rate_rps) * SLACK / float(is_admitted.mean())
     front = own[0].parts.get("front end", math.inf)
@@ -206,7 +206,7 @@ def _parts(deployment: Deployment, rates: list[float], decoded: float, transfer_
         decode_rps = (prefill_rps + decoded * decode_rps) / (1 + decoded)
     transfer_rps = math.inf
     if decode.kv_transfer.one_at_a_time and transfer_s:
-        transfer_rps = min(deployment.parallel.replicas, decode.parallel.replicas) / transfer_s
+        transfer_rps = min(deployment.parallel.ranks, decode.parallel.ranks) / transfer_s
     return {"prefill side": prefill_rps, "KV transfer": transfer_rps, "decode side": decode_rps}
 
 
@@ -309,9 +309,7 @@ class _Stages:
     def __init__(self, deployment: Deployment) -> None:
         self.cost = cost = deployment.cost
         self.layers = np.asarray(cost.stage_layers, dtype=np.float64)
-        layer_s = cost.layer_s + cost.comm_s
-        if cost.shared_s is not None:  # at least the tokens of one rank
-            layer_s = layer_s + cost.shared_s[: len(layer_s)]
+        layer_s = cost.alone().layer_s + cost.comm_s  # ranks compute together at least the tokens of one rank
         each_s = self.layers[:, None] * layer_s[None, :]
         each_s[0] += cost.embedding_s + float(cost.host_s[1:].min())
         each_s[-1] += float(cost.head_s[1:].min())

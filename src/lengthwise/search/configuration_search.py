@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -61,8 +61,7 @@ SCOUTING_SHARE = 0.7
 even a short run, which tolerates overload, shows that it is much worse."""
 MAX_RANKED_FACTOR = 2
 """At most this many times ``top`` configurations are ranked; if more are tied, the others stay scouted."""
-SMALLEST_LOSS = 0.005
-"""A smaller relative difference is not worth a number, even if it is significant."""
+SMALLEST_LOSS = 0.005  # a smaller relative difference is not worth a number, even if it is significant
 SCOUTING_ERROR = 0.05
 """Least assumed relative error of objectives of one seed, such as scouted ones.
 It is larger if ranked configurations had larger errors."""
@@ -180,7 +179,7 @@ def search(
         axes=axes,
         choices=tuple(ordered),
         tied=sum(not separated(ranked[0], c, question) for c in ranked),
-        cause=_advantages(ordered, axes, question),
+        cause=advantages(ordered, axes, question),
         frontiers={metric: frontier(ordered, metric, limits) for metric in metrics},
         shifts=shifts,
         excluded_groups=_excluded_groups(ordered),
@@ -418,7 +417,7 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
             continue
         fastest = {trade.choice for trade in frontier(ranked, limit.metric, question.slo_limits.limits)[-LEADERS:]}
         choices = [c for at, c in enumerate(ranked) if at < LEADERS or c.name in fastest]
-        rough = _rough(run, choices, limit.metric, known)
+        rough, own = _rough(run, choices, limit.metric, known), dict[float, Shift]()
         for factor in BOUND_FACTORS:
             best, name = math.nan, ""
             for choice, other, requested in zip(choices, rough[factor], rough[1.0], strict=True):
@@ -426,11 +425,24 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
                 value = choice.objective.value * other.objective.value / base if base else math.nan
                 if better(value, best, question):
                     best, name = value, choice.name
-            # Rough results differ by chance, but a tighter bound never gives more than the requested one.
-            exact = ranked[0].objective.value
-            best = min(best, exact) if factor < 1 else max(best, exact) if factor > 1 else best
-            found.append(Shift(limit.metric, limit.bound * factor, name, best))
+            own[factor] = Shift(limit.metric, limit.bound * factor, name, best)
+        own[1.0] = replace(own[1.0], choice=ranked[0].name, objective=ranked[0].objective.value)
+        found += monotone(own, question)
     return tuple(found)
+
+
+def monotone(shifts: dict[float, Shift], question: Question) -> list[Shift]:
+    """Return the shifts by rising bound, none worse than one of a tighter bound: rough results differ by chance.
+
+    From the requested bound (factor 1) on, a bound whose result contradicts its neighbour's gets the neighbour's.
+    """
+    rising = sorted(shifts)
+    at = rising.index(1.0)
+    for near, far in (*pairwise(rising[at:]), *pairwise(rising[at::-1])):
+        tighter, looser = sorted((near, far))
+        if better(shifts[tighter].objective, shifts[looser].objective, question):
+            shifts[far] = replace(shifts[near], bound=shifts[far].bound)
+    return [shifts[factor] for factor in rising]
 
 
 def _rough(run: Run, choices: Sequence[Choice], metric: str, known: Choices) -> dict[float, list[Choice]]:
@@ -458,7 +470,7 @@ def _rough(run: Run, choices: Sequence[Choice], metric: str, known: Choices) -> 
     return found
 
 
-def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:
+def advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:
     """Return a sentence for each axis: the winner against the best choice with another value, on the same hardware."""
     if not choices or choices[0].status is not Status.RANKED:
         return ()

@@ -101,7 +101,7 @@ class Window:
     def _without_transfer(self, r: RequestRecords) -> int:
         """Return how many requests have a first token, and were last admitted by a replica that prefills."""
         is_prefilled = (r.status == Status.UNFINISHED) & ~np.isnan(r.first_token_s)
-        return int((is_prefilled & (r.replica < self.deployment.parallel.replicas)).sum())
+        return int((is_prefilled & (r.replica < self.deployment.parallel.ranks)).sum())
 
     def gaps(self) -> TokenGaps:
         """Return the times between tokens in the window."""

@@ -57,11 +57,8 @@ class Evaluation:
             value = choice.objective.value  # known at the requested bound only
         return _with_effort(choice, found.effort, objective=Estimate(value))
 
-    def with_model_error(self, point: Point, effort: Effort, rate_rps: Estimate = UNKNOWN) -> Point:
-        """Return a point with intervals of the cost model's error, from short runs with perturbed cost tables.
-
-        If the capacity ``rate_rps`` has such an interval, costs per request and token get theirs from it.
-        """
+    def with_model_error(self, point: Point, effort: Effort) -> Point:
+        """Return a point with intervals of the cost model's error, from short runs with perturbed cost tables."""
         limits, level = self.question.slo_limits, self.question.level
         tried = comparable_deployments(self.deployment, self.question.model_draws)
         if len(tried) == 1:
@@ -69,19 +66,15 @@ class Evaluation:
         top = replace(ceiling(self.deployment, self.load.sample(), limits.limits), rate_rps=point.rate_rps)
         length, measure = capacity_search.run_length(top, self.load, limits), capacity_search.point_at
         runs = [measure(point.rate_rps, one, self.load, limits, length, range(1), level, effort) for one in tried]
-        return self.with_intervals(point, runs, rate_rps)
+        return self.with_intervals(point, runs)
 
-    def with_intervals(self, point: Point, runs: Sequence[Point], rate_rps: Estimate = UNKNOWN) -> Point:
+    def with_intervals(self, point: Point, runs: Sequence[Point]) -> Point:
         """Return a point with intervals of the cost model's error from ``runs``, of which the first has no error."""
         values = dict[str, Estimate]()
         for name, estimate in point.values.items():
             drawn = values[name] = drawn_estimate(estimate, [run.value(name) for run in runs])
-            low, high = drawn.model_low, drawn.model_high
-            if name.startswith("usd_per_") and rate_rps.has_model_interval:
-                per_rate = estimate.value * rate_rps.value
-                low, high = per_rate / rate_rps.model_high, per_rate / max(rate_rps.model_low, 1e-300)
             if name != OBJECTIVE_METRICS.get(self.question.objective.name):
-                values[name] = Estimate(estimate.value, estimate.half_width, low, high)
+                values[name] = Estimate(estimate.value, estimate.half_width, drawn.model_low, drawn.model_high)
         return replace(point, values=values)
 
     def reason(self, how: str, binds: str) -> str:
@@ -174,9 +167,7 @@ class AtCapacity(Evaluation):
             return self._measure(rate_rps, found, max(MIN_REQUESTS, int(found.requests * share)), seeds)
 
         at = capacity_search.operating_point(found.low_rps, limits, measure)
-        rates = {at.rate_rps: found.rate_rps}
-        curve = capacity_search.curve(at, measure)
-        points = tuple(self.with_model_error(one, found.effort, rates.get(one.rate_rps, UNKNOWN)) for one in curve)
+        points = tuple(self.with_model_error(one, found.effort) for one in capacity_search.curve(at, measure))
         return replace(self._measured(choice, found, points[AT], Status.RANKED), points=points)
 
     def _measure(self, rate_rps: float, found: Capacity, requests: int, seeds: range) -> Point:
@@ -478,6 +469,7 @@ class Bench:
         try:
             deployment = self.deployment(choice.settings)
             deployment.require_known_rules(self.load.sample())
+            engine.check_groups(deployment)
         except (UnknownNameError, PolicyError) as error:  # the question is wrong, not the configuration
             error.add_note("with " + ", ".join(f"{key} = {value!r}" for key, value in choice.settings.items()))
             raise
@@ -489,9 +481,10 @@ class Bench:
         choice = replace(choice, gpus=deployment.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
         if deployment.gpus > max_gpus or parallel.gpus == 0:
             gpus = parallel.gpus_per_replica * max(parallel.replicas, 1)
-            shape = f"tp x pp x {'dp x ' if parallel.dp > 1 else ''}replicas are"
+            ranks = "dp x " if any(side.parallel.dp > 1 for side in deployment.sides) else ""
+            shape = f"tp x pp x {ranks}replicas are"
             if (decode := deployment.decode) is not None:
-                shape = f"tp x pp x replicas of both sides, {gpus} + {decode.parallel.gpus}, are"
+                shape = f"tp x pp x {ranks}replicas of both sides, {gpus} + {decode.parallel.gpus}, are"
                 gpus = deployment.gpus
             reason = f"{shape} {gpus} GPUs; search.max_gpus is {max_gpus}"
             return rejected(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +81,9 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 
 
 _NAMES = {
-    "deployment.gpu": "{}", "deployment.decode.gpu": "decode {}", "deployment.model": "{}",
-    "deployment.tp": "tp{}", "deployment.pp": "pp{}", "deployment.decode.ep": "decode ep{}",
+    "deployment.groups": "{}", "deployment.gpu": "{}", "deployment.decode.gpu": "decode {}", "deployment.model": "{}",
+    "deployment.tp": "tp{}", "deployment.pp": "pp{}", "deployment.decode.dp": "decode dp{}",
+    "deployment.decode.ep": "decode ep{}", "deployment.decode.redundant_experts": "decode {} redundant",
     "deployment.dp": "dp{}", "deployment.ep": "ep{}", "deployment.redundant_experts": "{} redundant",
     "deployment.replicas": "x{}", "deployment.decode.replicas": "{}", "deployment.decode.tp": "decode tp{}",
     "deployment.decode.pp": "decode pp{}", "deployment.weight_dtype": "{}", "deployment.kv_dtype": "kv {}",
@@ -90,7 +92,6 @@ _NAMES = {
     "engine.max_num_batched_tokens": "t{}", "engine.gpu_memory_utilization": "mem{}",
     "engine.enable_prefix_caching": "cache {}", "engine.prefix_cache": "{} cache",
     "engine.kv_offloading.size_gb": "cpu {}GB", "deployment.speculation.num_speculative_tokens": "{} proposed",
-    "deployment.groups": "{}",
 }  # fmt: skip
 GROUPS = "deployment.groups"
 """Key of a mixture: the tables of its groups of replicas as JSON text, which is hashable like any other setting."""
@@ -154,7 +155,10 @@ def short_key(key: str) -> str:
 
 
 def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a unique name for each configuration, from the settings that differ: "tp4 x2", else "key=value" pairs."""
+    """Return a unique name for each configuration, from the settings that differ: "tp4 x2".
+
+    Where names are equal, "key=value" pairs of the settings that differ between these configurations follow.
+    """
     order = list(_NAMES)
     keys = dict.fromkeys(key for settings in many for key in settings)
     varied = [
@@ -175,6 +179,10 @@ def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
             shown.pop(_DISAGGREGATE, None)
         words = (_NAMES.get(k, f"{short_key(k)}={{}}").format(value) for k, value in shown.items())
         names.append(" ".join(words) or ("equal replicas" if len(many) > 1 else "the configuration"))
-    if len(set(names)) == len(names):
-        return names
-    return [" ".join(f"{key}={json.dumps(s[key], default=str)}" for key in varied if key in s) for s in many]
+    for name in [name for name, count in Counter(names).items() if count > 1]:
+        alike = [at for at, other in enumerate(names) if other == name]
+        own = [key for key in varied if len({settings_key({key: many[at].get(key)}) for at in alike}) > 1]
+        for at in alike:
+            pairs = (f"{short_key(key)}={many[at][key]}" for key in own if key in many[at])
+            names[at] = " ".join([name, *pairs])
+    return names

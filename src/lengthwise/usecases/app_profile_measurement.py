@@ -69,14 +69,12 @@ def calibrate_replica(
 
     There are three loads: one request at a time, as many as the replica runs at once, and the geometric mean of both.
     One load is held out of the fit. Requests are drawn from ``lengths``, the prompt and output tokens of a sample.
-
-    Raises:
-        EngineError: The engine of the replica cannot start.
+    Raises EngineError if the engine of the replica cannot start.
     """
     with _running_engine(launcher, plan, gpus) as (server, max_num_seqs):
         max_concurrency = min(max_num_seqs, deployment.limits.max_num_seqs)
-        loads = list(_loads(max_concurrency, lengths, deployment.max_model_len, seed))
-        runs = [_bench(server, load, deployment, seed) for load in loads]
+        loads = list(calibration_loads(max_concurrency, lengths, deployment.max_model_len, seed))
+        runs = [bench_without_disturbance(server, load, deployment, seed) for load in loads]
     return measure.calibrate(runs, deployment, seed=seed), sum(map(len, loads))
 
 
@@ -98,7 +96,14 @@ def concurrencies(max_num_seqs: int) -> tuple[int, ...]:
     return tuple(sorted({1, max(1, round(max_num_seqs**0.5)), max_num_seqs}))
 
 
-def _loads(max_num_seqs: int, lengths: tuple[Ints, Ints], max_model_len: int, seed: int) -> Iterator[Workload]:
+def calibration_loads(
+    max_num_seqs: int, lengths: tuple[Ints, Ints], max_model_len: int, seed: int
+) -> Iterator[Workload]:
+    """Yield a closed-loop workload for each of ``concurrencies(max_num_seqs)``, of lengths drawn from the sample.
+
+    ``lengths`` are the prompt and output tokens of the sample. A request has at least two output tokens and fits in
+    ``max_model_len``.
+    """
     rng = np.random.default_rng(seed)
     levels = concurrencies(max_num_seqs)
     min_requests = _MIN_REQUESTS if len(levels) == 3 else (sum(_MIN_REQUESTS),) * len(levels)
@@ -110,7 +115,8 @@ def _loads(max_num_seqs: int, lengths: tuple[Ints, Ints], max_model_len: int, se
         yield Workload(np.zeros(count), prompt, output, concurrency=level, name=f"{level} at a time")
 
 
-def _bench(server: Server, load: Workload, deployment: Deployment, seed: int) -> RunResult:
+def bench_without_disturbance(server: Server, load: Workload, deployment: Deployment, seed: int) -> RunResult:
+    """Send a workload, again while the client is disturbed, at most _REPEATS times. Return the last run."""
     parallel, limits = deployment.parallel, deployment.limits
     model, gpu = deployment.model, deployment.gpu
     metadata = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": parallel.gpus}
@@ -347,10 +353,7 @@ def switch_seconds(
     """Start, suspend, wake and stop a replica ``times`` times, and return the seconds that every action took.
 
     The keys are "start_s", "stop_s", "sleep_s" and "wake_s". The last two are empty if the engine cannot sleep. The
-    first start counts although weights and caches may be cold.
-
-    Raises:
-        EngineError: The engine fails to start.
+    first start counts although weights and caches may be cold. Raises EngineError if the engine fails to start.
     """
 
     async def once() -> dict[str, float]:

@@ -58,11 +58,11 @@ def deployment_of_server(
     each = []
     for expanded in load(scenario, [*_workload_overrides(workload), *overrides]).variant_scenarios():
         if variant is None or expanded.name == variant:
-            (model, gpu), on, limits = hardware(expanded), expanded.deployment, expanded.engine
-            settings = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": on.gpus}
-            settings |= on.model_dump(include={"tp", "pp", "dp", "ep", "replicas"})
+            (model, gpu), deployed, limits = hardware(expanded), expanded.deployment, expanded.engine
+            settings = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": deployed.gpus}
+            settings |= deployed.model_dump(include={"tp", "pp", "dp", "ep", "replicas"})
             settings |= limits.model_dump(include={"max_num_seqs", "max_num_batched_tokens", "max_model_len"})
-            settings |= {"weight_dtype": on.weight_dtype or model.dtype, "policy": expanded.scheduler.policy}
+            settings |= {"weight_dtype": deployed.weight_dtype or model.dtype, "policy": expanded.scheduler.policy}
             each.append(settings)
     return {key: value for key, value in each[0].items() if all(one[key] == value for one in each)}
 

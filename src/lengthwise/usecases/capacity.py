@@ -23,7 +23,7 @@ from lengthwise.schema.plan import Limit, Point
 from lengthwise.search import Capacity
 from lengthwise.usecases.requests import search_load
 from lengthwise.usecases.simulate import MAX_LOGGED_STEPS, front_note, group_text, slo_of
-from lengthwise.usecases.variants import deployment, located, unchecked_tables_note
+from lengthwise.usecases.variants import deployment, location_note, unchecked_tables_note
 
 Progress = Callable[[int, int], None]
 _SIDES = {"ttft": "prefill", "queueing_delay": "prefill", "tpot": "decode", "tbt": "decode"}
@@ -62,8 +62,12 @@ class VariantCapacity:
         )
         rejected = f"{self.rejections}." if self.rejections else ""
         sides = self._sides_note() if self.deployment.decode is not None else ""
+        least = next(
+            iter(self.capacity.ceiling.impossible.values()), f"{self.capacity.excess} at the lowest rate tried"
+        )
+        none = "" if self.at is not None else f"No rate meets the limits: {least}."
         caveats = (self.tables_note, *model_error.deployment_notes(self.deployment))
-        notes = (rejected, sides, self._groups_note(), free, per_session, front, *caveats)
+        notes = (none, rejected, sides, self._groups_note(), free, per_session, front, *caveats)
         return (*extrapolated, *(note for note in notes if note))
 
     def _sides_note(self) -> str:
@@ -105,7 +109,7 @@ def capacities(
     progress(0, len(effective))
     with ThreadPoolExecutor(jobs or search.available_cpus()) as pool:
         for expanded in effective:
-            with located(scenario, expanded):
+            with location_note(scenario, expanded):
                 found.append(capacity_of(expanded, pool))
             progress(len(found), len(effective))
     return found
@@ -124,7 +128,7 @@ def capacity_of(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity
     found = search.with_model_error(found, served, load, slo_limits, draws, pool.map)
     if at is not None:
         question = search.Question(search.objective("requests_per_dollar"), slo_limits, model_draws=draws)
-        at = search.AtCapacity(served, load, question).with_model_error(at, found.effort, found.rate_rps)
+        at = search.AtCapacity(served, load, question).with_model_error(at, found.effort)
     extrapolations: tuple[Extrapolation, ...] = ()
     if at is not None and served.cost.evidence.reach != Reach():
         records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, max_log_steps=MAX_LOGGED_STEPS)

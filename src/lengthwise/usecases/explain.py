@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from lengthwise import cost, engine, policy
 from lengthwise.cost import HostOverhead, OperatorTime, model_error
 from lengthwise.policy.contracts import BATCHING_ARGUMENTS
+from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.search import ceiling
-from lengthwise.usecases.variants import Variant, engine_noted
+from lengthwise.usecases.variants import Variant, engine_note
 
 BOUNDS = ("compute", "memory", "network", "latency")
 REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
@@ -93,19 +95,13 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Sides:
-    """What limits a deployment with separate prefill and decode replicas.
+    """What limits a deployment with separate prefill and decode replicas."""
 
-    Attributes:
-        decode: The decode side.
-        transfer_s: Mean time of a KV transfer.
-        rates_rps: Bound on the rate by each part without preemptions: both sides, KV transfer, and front end if any.
-        decodes_per_prefill: Decode replicas for each prefill replica with which both sides have the same bound.
-    """
-
-    decode: Explanation
-    transfer_s: float
+    decode: Explanation  # the decode side
+    transfer_s: float  # mean time of a KV transfer
+    # bound on the rate by each part without preemptions: both sides, KV transfer, and front end if any
     rates_rps: dict[str, float]
-    decodes_per_prefill: float
+    decodes_per_prefill: float  # decode replicas for each prefill replica with which both sides have the same bound
 
     @property
     def binds(self) -> str:
@@ -113,11 +109,36 @@ class Sides:
         return min(self.rates_rps, key=lambda name: self.rates_rps[name])
 
 
+def explanation_json(name: str, found: Explanation) -> dict[str, Any]:
+    """Return an explanation as values for JSON, with the time of each step in seconds."""
+    steps = [
+        {"name": step.name, "tokens": step.tokens, "s": step.seconds, "floor_s": step.floor_s}
+        | {"bound_shares": step.bound_shares, "operators": step.operators}
+        for step in found.steps
+    ]
+    fields: dict[str, Any] = {
+        "name": name,
+        "deployment": deployment_facts(found.deployment),
+        "context_tokens": found.context_tokens,
+        "largest_batches": found.fits,
+        "steps": steps,
+        "prefix_cache": found.tiers,
+        "notes": found.notes,
+    }
+    if found.sides is not None:
+        sides = {
+            name: getattr(found.sides, name) for name in ("transfer_s", "rates_rps", "decodes_per_prefill", "binds")
+        }
+        fields["sides"] = {**sides, "decode": explanation_json("decode", found.sides.decode)}
+    made: dict[str, Any] = plain(fields)
+    return made
+
+
 def by_group(variants: Sequence[Variant]) -> Iterator[Variant]:
     """Yield each variant; of one with several groups of replicas, a variant for each group, named after it."""
     for one in variants:
         groups = one.deployment.replica_groups
-        for number, group in enumerate(groups, 1):
+        for number, group in enumerate(groups):
             name = one.name if len(groups) == 1 else f"{one.name}, group {number}"
             yield replace(one, name=name, deployment=group)
 
@@ -132,7 +153,7 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     """
     deployed, requests = variant.deployment, variant.workload(seed)
     deployed.require_no_speculation("explain")
-    with engine_noted(variant.scenario):
+    with engine_note(variant.scenario):
         deployed.require_known_rules(requests)
     if deployed.decode is None:
         return _explained(variant, deployed, requests)
@@ -266,28 +287,21 @@ class CacheUse:
 
 @dataclass(frozen=True)
 class RequestExplanation:
-    """Times, cache hits and replicas of one simulated request. NaN and -1 stand for events that did not happen.
-
-    Attributes:
-        session: Number of the request's session; ``turn`` is its place there, from 0. None without sessions.
-        parents: Requests that must finish before. The request was sent ``delay_s`` after the last of them finished.
-        previous_turn: Request that the prompt continues, or else the request before it in its session, or -1.
-        shared_tokens: Tokens at the prompt's start that another prompt may share: the previous turn, or shared blocks.
-        cache: Tokens found in the replica's cache and in CPU memory at the first admission.
-        replica: Replica that last admitted the request; ``previous_replica`` is that of the previous turn.
-    """
+    """Times, cache hits and replicas of one simulated request. NaN and -1 stand for events that did not happen."""
 
     number: int
     status: Status
-    session: int | None
+    session: int | None  # number of the request's session; ``turn`` is its place there, from 0; None without sessions
     turn: int | None
+    # Requests that must finish before. The request was sent ``delay_s`` after the last of them finished.
     parents: tuple[int, ...]
     delay_s: float
-    previous_turn: int
+    previous_turn: int  # request that the prompt continues, or else the request before it in its session, or -1
     prompt_tokens: int
+    # tokens at the prompt's start that another prompt may share: the previous turn, or shared blocks
     shared_tokens: int
-    cache: CacheUse
-    replica: int
+    cache: CacheUse  # tokens found in the replica's cache and in CPU memory at the first admission
+    replica: int  # replica that last admitted the request; ``previous_replica`` is that of the previous turn
     previous_replica: int
     times_s: dict[str, float]  # arrival_s, scheduled_s, first_token_s, finished_s
     output_tokens: int

@@ -3,22 +3,24 @@
 The rules are those of vLLM's prefix cache for requests that a replica serves one after the other, in the order of their
 first steps. A request finds the longest run of cached full blocks from its prompt's start, without the block of the
 last token, which is always computed. Then all full blocks of the request count as used, the last block first, so that
-the end of a prefix is evicted before its start. One pass gives the hits at every size.
+the end of a prefix is evicted before its start. One pass gives the hits at every size. KV cache groups of layers need a
+simulation of the engine with each size (``PoolsInGroups``).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise import catalog, engine, theory
 from lengthwise.cost import model_error, prompt_seconds
-from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
+from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S, group_layers
 from lengthwise.engine.prefix_nodes import PrefixNodes, prefix_nodes
 from lengthwise.metrics.distribution import BATCHES, MIN_VALUES
 from lengthwise.report.binding import LONG_WAIT_SHARE, mean_queued_for_s
@@ -27,7 +29,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.kv import CacheSize, Found, KvStudy, Loading, TierShare
-from lengthwise.schema.records import RequestRecords
+from lengthwise.schema.records import Records, RequestRecords
 from lengthwise.schema.specs import GB, ModelSpec
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import batch_half_width, drawn_estimate, mean_estimate
@@ -38,6 +40,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 CURVE_POINTS = 60
+SIMULATED_POINTS = 12  # of the curve where each point is a simulation
+SIMULATIONS = 36  # about as many of each seed
 LEVEL = 0.95
 CPU_MEMORY = ("CPU memory", HOST_LINK_BYTES_PER_S / GB)
 """The default source of loads: the measured bandwidth of a GPU's PCIe 4 x16 link (see cost/memory.py)."""
@@ -59,6 +63,7 @@ class Reuse:
     distance: Ints
     found: Ints
     largest: int  # distinct blocks on the replica with the most
+    least: int = 1
 
     def hits(self, blocks: int) -> Ints:
         """Return [n] the number of blocks of each request that a cache of this size finds."""
@@ -69,6 +74,72 @@ class Reuse:
     def references(self) -> Ints:
         """Return [n] the blocks of each prompt, a partly filled one included."""
         return -(-self.prompt_tokens // self.block_tokens)
+
+
+class PoolsInGroups:
+    """Cache hits of requests with a GPU pool of each size whose layers form KV cache groups, by simulation.
+
+    Stack distances do not have these hits. Windows give contents only to the blocks before the places where a request
+    ends or leaves another's prefix, and these places depend on what earlier requests have found, so that a small pool
+    may have contents that a large one lacks.
+    """
+
+    def __init__(
+        self, workload: Workload, deployment: Deployment, requests: RequestRecords,
+        simulate: Callable[[Deployment], Records],
+    ) -> None:  # fmt: skip
+        groups = deployment.kv.groups
+        assert groups is not None
+        self._served, self._simulate, self._hits = requests.replica >= 0, simulate, dict[int, Ints]()
+        self._deployment = self._short = deployment
+        self.block_tokens, self.prompt_tokens = groups.block_size, workload.prompt_tokens[self._served]
+        tokens = workload.prompt_tokens + workload.output_tokens
+        if workload.max_tokens is None:  # A pool may be smaller than a request that does not occur.
+            self._short = replace(deployment, max_model_len=min(deployment.max_model_len, int(tokens.max())))
+        self.least = groups.longest(self._short.max_model_len)
+        self._blocks = (groups.full + groups.local) * -(-tokens // groups.block_size)
+        self._add(deployment.kv.num_blocks, requests)
+
+    def _add(self, blocks: int, requests: RequestRecords) -> None:
+        assert requests.cached_tokens is not None
+        found = np.where(requests.replica >= 0, requests.cached_tokens, 0)
+        self._hits[blocks] = found[self._served] // self.block_tokens
+
+    def _run(self, blocks: int) -> RequestRecords:
+        kv = replace(self._deployment.kv, num_blocks=blocks)
+        is_long = blocks >= kv.longest_blocks(self._deployment.max_model_len)
+        requests = self._simulate(replace(self._deployment if is_long else self._short, kv=kv)).requests
+        self._add(blocks, requests)
+        return requests
+
+    def hits(self, blocks: int) -> Ints:
+        """Return [n] the number of blocks of each request's prompt that are found with a pool of ``blocks`` blocks."""
+        if blocks not in self._hits:
+            self._run(blocks)
+        return self._hits[blocks]
+
+    @cached_property
+    def largest(self) -> int:
+        """Return a pool that finds what an unlimited one finds, at most 3 % larger than the smallest such pool."""
+        low = high = self.least
+        needed = max(high + 1, int(self._blocks.sum()) // self._deployment.parallel.ranks)
+        while high < needed:  # Until the requests of a replica could have blocks of their own, so that none is evicted.
+            high = needed
+            replica = self._run(high).replica
+            needed = int(np.bincount(replica[replica >= 0], self._blocks[replica >= 0]).max())
+        unlimited = self.hits(high)
+        while high > 1.03 * low + 1:
+            middle = round(math.sqrt(low * high))
+            low, high = (low, middle) if np.array_equal(self.hits(middle), unlimited) else (middle, high)
+        return high
+
+    @cached_property
+    def references(self) -> Ints:
+        """Return [n] the blocks of each prompt, a partly filled one included."""
+        return -(-self.prompt_tokens // self.block_tokens)
+
+
+Hits = Reuse | PoolsInGroups
 
 
 def require_prefixes(workload: Workload) -> None:
@@ -152,6 +223,9 @@ def shared_share(workload: Workload) -> float:
 
 
 def _require_positive(memory_gb: Sequence[float], sources: Sequence[tuple[str, float]] = ()) -> None:
+    names = [name for name, _ in sources]
+    if again := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"--load must give each source once; {again!r} occurs {names.count(again)} times. Rename one")
     given = [("--memory", "GB", gb) for gb in memory_gb]
     for what, unit, value in given + [(f"--load {name}", "GB/s", rate) for name, rate in sources]:
         if not 0 < value < math.inf:
@@ -171,10 +245,15 @@ def study_trace(
     assert workload.prefixes is not None
     found = reuse(workload, block_tokens or workload.prefixes.block_tokens, prompts_only=prompts_only)
     bytes_per_token = catalog.kv_bytes_per_token(model) if model else math.nan
-    sizes = _Sizes([found], bytes_per_token)
+    sizes = _Sizes([found], bytes_per_token * found.block_tokens)
     notes = ["Order of arrival on one replica; give a scenario to simulate the order, the replicas and the GPU pool."]
     if workload.after is not None:
         notes = ["Requests take no time here: only think and tool times separate turns. Give a scenario to simulate."]
+    if model and model.attention.windowed_layers and not model.attention.is_mla:
+        notes.append(
+            f"{model.attention.windowed_layers} of the {model.layers} layers of {model.name} have windows, whose KV "
+            "cache is counted here as if it kept all tokens. Give a scenario to simulate KV cache groups."
+        )
     return KvStudy(
         name=workload.name or "requests",
         metadata=(*_metadata([found], prompts_only=prompts_only), *([model.name] if model else [])),
@@ -206,30 +285,27 @@ def study(
 
     Raises InputError if the workload has no prefixes, a size or rate is not above 0, or no request is served.
     """
-    deployed, run = variant.deployment, variant.scenario.run
-    if deployed.kv.groups is not None:  # Stack distances are those of one pool, in which every layer has all blocks.
-        section = variant.scenario.scheduler.model_copy(update={"hybrid_kv_cache": False})
-        deployed = deployment(variant.scenario.model_copy(update={"scheduler": section}))
-    deployed.require_one_side("kv")
-    usd_per_gb_hour, offloading = prices.usd_per_gb_hour, deployed.limits.kv_offloading
-    storage_usd = _storage_usd_per_hour(deployed)
-    if usd_per_gb_hour is None:
-        usd_per_gb_hour = 0.0 if offloading is None else offloading.usd_per_gb_hour
-        usd_per_gb_hour = usd_per_gb_hour if usd_per_gb_hour or storage_usd else math.nan
-    elif not 0 < usd_per_gb_hour < math.inf:
-        raise InputError(f"--memory-price must be above 0 and finite; it is {usd_per_gb_hour:g}")
-    names = [name for name, _ in prices.sources]
-    if again := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"--load must give each source once; {again!r} occurs {names.count(again)} times. Rename one")
+    variant.deployment.require_one_side("kv")
+    (deployed, notes), run = _with_cache(variant), variant.scenario.run
+    in_groups = deployed.kv.groups is not None
+    if in_groups and prompts_only:
+        raise _needs_memory("--prompts-only", deployed)
+    usd_per_gb_hour, storage_usd = _memory_prices(deployed, prices)
     _require_positive(memory_gb, prices.sources)
     require_prefixes(variant.workload(run.seed))
     seeds = range(run.seed, run.seed + (run.seeds if variant.is_random else 1))
     engine.warm_up()
-    reuses, pools, hierarchies, hours, cached, waits_s, jcts_s = [], [], [], [], [], [], []
-    for number, seed in enumerate(seeds):
-        progress(number, len(seeds))
+    total, done = len(seeds) * (SIMULATIONS if in_groups else 1), itertools.count()
+
+    def simulated(workload: Workload, seed: int, made: Deployment) -> Records:
+        progress(min(next(done), total - 1), total)
+        return engine.simulate(workload, made, seed=seed, time_limit_s=run.time_limit_s, max_log_steps=0)
+
+    hierarchies, hours, cached, waits_s, jcts_s = [], [], [], [], []
+    pools: list[Hits] = []
+    for seed in seeds:
         workload = variant.workload(seed)
-        records = engine.simulate(workload, deployed, seed=seed, time_limit_s=run.time_limit_s, max_log_steps=0)
+        records = simulated(workload, seed, deployed)
         served = records.requests.replica >= 0
         if not served.any():
             raise InputError(
@@ -237,28 +313,33 @@ def study(
                 "`lengthwise simulate` shows the outcomes"
             )
         assert records.requests.cached_tokens is not None
-        block_size = deployed.kv.block_size
-        pools.append(reuse(workload, block_size, records.requests))
+        if in_groups:
+            pools.append(PoolsInGroups(workload, deployed, records.requests, partial(simulated, workload, seed)))
+        else:
+            pools.append(reuse(workload, deployed.kv.block_size, records.requests))
         hierarchies.append(_Hierarchy(deployed, workload, records.requests, pools[-1], prompts_only=prompts_only))
-        reuses.append(hierarchies[-1].prompts if prompts_only else pools[-1])
         waits_s.append(mean_queued_for_s(records) - deployed.cost.front.request_s)
         jcts_s.append(records.requests.finished_s - records.requests.arrival_s)
         hours.append(_traffic_s(workload, records.end_s) / 3600)
         prompt_tokens = records.requests.prompt_tokens[served].sum()
         cached.append(records.requests.cached_tokens[served].sum() / prompt_tokens)
-    progress(len(seeds), len(seeds))
-    bytes_per_token = catalog.kv_bytes_per_token(deployed.model, deployed.limits.kv_dtype)
-    sizes = _Sizes(reuses, bytes_per_token, hierarchies if prompts_only or deployed.offload_blocks else ())
-    of_pools = _Sizes(pools, bytes_per_token)
+    part = _layers_of_a_group(deployed.model) / deployed.model.caching_layers if in_groups else 1.0
+    block_bytes = part * deployed.kv.block_size * catalog.kv_bytes_per_token(deployed.model, deployed.limits.kv_dtype)
+    reuses = [each.prompts for each in hierarchies] if prompts_only else pools
+    sizes = _Sizes(reuses, block_bytes, hierarchies if prompts_only or deployed.offload_blocks else (), deployed)
+    of_pools = _Sizes(pools, block_bytes, (), deployed)
     savings = _Savings(deployed, reuses, pools, hours)
     pool = replace(of_pools.at(deployed.kv.num_blocks, POOL), is_given=True)
     rows = [savings.of(pool if row.name == POOL else row) for row in sizes.rows(memory_gb, pool.blocks)]
     if not math.isnan(usd_per_gb_hour):
         rows = [savings.priced(row, row.gb * usd_per_gb_hour + storage_usd, hierarchies) for row in rows]
-    notes = [*_load_notes(waits_s, jcts_s), *model_error.deployment_notes(deployed)]
+    notes += [*_load_notes(waits_s, jcts_s), *model_error.deployment_notes(deployed)]
     if prompts_only:
         notes.append("The GPU pool's row has blocks of outputs, too: a GPU's prefix cache keeps them.")
-    loading = _LoadOrCompute(deployed, savings.new_tokens)
+    one_group = replace(deployed.kv, groups=None, kv_bytes_per_block=deployed.kv.kv_bytes_per_block / part)
+    loading = _LoadOrCompute(replace(deployed, kv=one_group), savings.new_tokens)
+    curve = sizes.curve([row.blocks for row in rows] if in_groups else [])
+    progress(total, total)
     return KvStudy(
         name=variant.name,
         metadata=(
@@ -267,12 +348,13 @@ def study(
             f"{counted(deployed.parallel.ranks, 'replica')}, {savings.requests_per_s:.2g} requests/s each",
         ),
         block_tokens=deployed.kv.block_size,
-        bytes_per_token=bytes_per_token,
-        curve=sizes.curve(),
+        bytes_per_token=GB * pool.gb / pool.tokens,
+        curve=curve,
         sizes=tuple(rows),
         found=Found(
             unlimited=of_pools.at(of_pools.largest).token_share,
-            simulated=mean_estimate(cached) if deployed.limits.enable_prefix_caching else UNKNOWN,
+            simulated=mean_estimate(cached) if deployed.limits.enable_prefix_caching and not in_groups else UNKNOWN,
+            all_simulated=in_groups,
         ),
         tiers=_tier_shares(hierarchies),
         new_tokens=savings.new_tokens,
@@ -283,6 +365,55 @@ def study(
         gpu_usd_per_s=savings.gpu_usd_per_s,
         notes=tuple(notes),
     )
+
+
+def _needs_memory(option: str, deployed: Deployment) -> InputError:
+    return InputError(
+        f"{option} needs memory behind the GPU pool, with which the layers of {deployed.model.name} form one group; "
+        "here they form several KV cache groups. Set engine.kv_offloading.size_gb (GB of CPU memory), or leave "
+        f"{option} out"
+    )
+
+
+def _memory_prices(deployed: Deployment, prices: Prices) -> tuple[float, float]:
+    """Return the price of a GB of CPU memory for an hour, or NaN without one, and that of a replica's storage."""
+    usd, offloading = prices.usd_per_gb_hour, deployed.limits.kv_offloading
+    storage_usd = _storage_usd_per_hour(deployed)
+    if usd is not None and not 0 < usd < math.inf:
+        raise InputError(f"--memory-price must be above 0 and finite; it is {usd:g}")
+    if deployed.kv.groups is not None:
+        if usd is not None:
+            raise _needs_memory("--memory-price", deployed)
+        return math.nan, storage_usd
+    if usd is None:
+        usd = 0.0 if offloading is None else offloading.usd_per_gb_hour
+        usd = usd if usd or storage_usd else math.nan
+    return usd, storage_usd
+
+
+def _with_cache(variant: Variant) -> tuple[Deployment, list[str]]:
+    """Return the deployment, with the prefix cache on where layers form KV cache groups, and notes on them."""
+    deployed, scenario = variant.deployment, variant.scenario
+    notes = []
+    if deployed.kv.groups is not None and not deployed.limits.enable_prefix_caching:
+        section = scenario.engine.model_copy(update={"enable_prefix_caching": True})
+        deployed = deployment(scenario.model_copy(update={"engine": section}))
+        notes.append(
+            f"engine.enable_prefix_caching is false here, and simulated as true: how {deployed.model.name} uses its KV "
+            "memory depends on it."
+        )
+    if deployed.kv.groups is not None:
+        notes.append(
+            f"The layers of {deployed.model.name} form KV cache groups: each size is of a GPU pool, simulated with "
+            "requests that run together. CPU memory behind the pool (engine.kv_offloading) makes them one group, whose "
+            "bytes a load takes."
+        )
+    return deployed, notes
+
+
+def _layers_of_a_group(model: ModelSpec) -> int:
+    local = model.attention.windowed_layers
+    return group_layers(model.caching_layers - local, local, model.layers - model.caching_layers)[0]
 
 
 def _traffic_s(workload: Workload, end_s: float) -> float:
@@ -310,7 +441,7 @@ def _load_notes(waits_s: Sequence[float], jcts_s: Sequence[Floats]) -> list[str]
     return [f"The deployment does not keep up with its load: {wait}. {order}. Lower the load, or add replicas."]
 
 
-def _metadata(reuses: Sequence[Reuse], *, prompts_only: bool) -> list[str]:
+def _metadata(reuses: Sequence[Hits], *, prompts_only: bool) -> list[str]:
     requests = sum(len(one.prompt_tokens) for one in reuses)
     seeds = f" with {len(reuses)} seeds" if len(reuses) > 1 else ""
     cached = "blocks of prompts" if prompts_only else "blocks of prompts and outputs"
@@ -327,7 +458,7 @@ class _Hierarchy:
     """
 
     def __init__(
-        self, deployment: Deployment, workload: Workload, requests: RequestRecords, pool: Reuse, *, prompts_only: bool
+        self, deployment: Deployment, workload: Workload, requests: RequestRecords, pool: Hits, *, prompts_only: bool
     ) -> None:
         self.deployment, self.requests, self.pool, self.prompts = deployment, requests, pool, pool
         offloading = deployment.limits.kv_offloading
@@ -380,44 +511,62 @@ def _tier_shares(runs: Sequence[_Hierarchy]) -> tuple[TierShare, ...]:
 class _Sizes:
     """Hit rates of cache sizes over all seeds."""
 
-    reuses: Sequence[Reuse]
-    bytes_per_token: float
+    reuses: Sequence[Hits]
+    block_bytes: float
     hierarchies: Sequence[_Hierarchy] = ()
+    deployment: Deployment | None = None
 
     @cached_property
     def largest(self) -> int:
         return max(1, *(one.largest for one in self.reuses))
 
+    @cached_property
+    def least(self) -> int:
+        return max(one.least for one in self.reuses)
+
+    def tokens(self, blocks: int) -> int:
+        """Return the tokens of a cache of this size: with KV cache groups, those of the longest requests."""
+        if self.deployment is None:
+            return blocks * self.reuses[0].block_tokens
+        return replace(self.deployment.kv, num_blocks=blocks).kv_tokens(self.deployment.max_model_len)
+
     def at(self, blocks: int, name: str = "") -> CacheSize:
-        block_tokens = self.reuses[0].block_tokens
-        tokens = blocks * block_tokens
+        block_tokens, tokens = self.reuses[0].block_tokens, self.tokens(blocks)
         hits = [one.hits(blocks) for one in self.reuses]
         by_block = _share(hits, [one.references for one in self.reuses])
         by_token = _share([found * block_tokens for found in hits], [one.prompt_tokens for one in self.reuses])
-        size = CacheSize(name, blocks, tokens, tokens * self.bytes_per_token / GB, by_block, by_token)
+        size = CacheSize(name, blocks, tokens, blocks * self.block_bytes / GB, by_block, by_token)
         if not self.hierarchies:
             return size
         found = [each.tokens(blocks)[-1] for each in self.hierarchies]
         return replace(size, hierarchy_share=_share(found, [one.prompt_tokens for one in self.reuses]))
 
-    def curve(self) -> tuple[CacheSize, ...]:
-        sizes = np.unique(np.rint(np.geomspace(1, self.largest, CURVE_POINTS)).astype(np.int64))
+    def curve(self, also: Sequence[int] = ()) -> tuple[CacheSize, ...]:
+        """Return sizes from the least to the largest, and those of ``also`` blocks."""
+        points = CURVE_POINTS if self.least == 1 else SIMULATED_POINTS
+        spaced = np.geomspace(self.least, self.largest, points)
+        sizes = np.unique(np.rint(np.append(spaced, also)).astype(np.int64))
         return tuple(self.at(int(blocks)) for blocks in sizes)
 
     def rows(self, memory_gb: Sequence[float], pool_blocks: int = 0) -> list[CacheSize]:
         """Return round sizes in the last two decades, all blocks, the pool and the given sizes, ascending."""
-        unit = GB / (self.bytes_per_token * self.reuses[0].block_tokens)  # blocks in a GB
+        unit = GB / self.block_bytes  # blocks in a GB
         named = {POOL: pool_blocks} if pool_blocks else {}
         for gb in memory_gb:
             if math.isnan(unit):
                 raise InputError("sizes in GB need a model: give --model, or a scenario")
             named[f"{gb:,g} GB"] = max(1, round(gb * unit))
+            if named[f"{gb:,g} GB"] < self.least:
+                raise InputError(
+                    f"--memory must hold the longest request; it is {gb:g} GB. Give at least "
+                    f"{1.01 * self.least / unit:.3g} GB"
+                )
         given = set(named)
         in_gb = not math.isnan(unit)
         unit = unit if in_gb else 1.0
         top = math.floor(math.log10(self.largest / unit))
         for value in (step * 10.0**power for power in range(top - 1, top + 1) for step in (1, 2, 5)):
-            if 1 <= value * unit < self.largest:
+            if self.least <= round(value * unit) < self.largest:
                 named.setdefault(f"{value:,g} GB" if in_gb else counted(round(value), "block"), round(value * unit))
         named[ALL] = self.largest
         by_size = sorted(named.items(), key=lambda one: one[1])
@@ -447,7 +596,7 @@ class _Savings:
     """Seconds of prefill that found blocks save, where each prompt is computed alone, and their worth in dollars."""
 
     def __init__(
-        self, deployment: Deployment, reuses: Sequence[Reuse], pools: Sequence[Reuse], hours: Sequence[float]
+        self, deployment: Deployment, reuses: Sequence[Hits], pools: Sequence[Hits], hours: Sequence[float]
     ) -> None:
         self.reuses, self.deployment = reuses, deployment
         parallel = deployment.parallel
@@ -550,7 +699,7 @@ class _LoadOrCompute:
         return self.blocks * self._kv.block_size
 
     def saved_s(self, deployment: Deployment, blocks: Ints) -> Floats:
-        """Return the seconds that a request saves if it need not compute a prefix of so many blocks."""
+        """Return the seconds that a request saves if it need not compute a prefix of ``blocks`` blocks."""
         prefix = blocks * self._kv.block_size
         return _saved_s(deployment, prefix + self._new_tokens, prefix)
 

@@ -16,7 +16,7 @@ from lengthwise.config.workload import source_of
 from lengthwise.cost import model_error
 from lengthwise.policy import PREDICTION_ARGUMENTS
 from lengthwise.schema.deployment import Deployment, Scheduler
-from lengthwise.schema.errors import InputError, noted
+from lengthwise.schema.errors import InputError, error_note
 from lengthwise.schema.lab import ORACLE, LabTable, LoadUnit
 from lengthwise.schema.workload import Workload
 from lengthwise.usecases.requests import DEFAULT_REQUESTS, LengthPrediction, length_prediction, search_load
@@ -30,11 +30,9 @@ def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lam
     """Compare the policies and predictors of a scenario's [lab], and return a table of results with verdicts.
 
     ``jobs`` is the number of simulations at a time, by default one per CPU. ``progress`` is called with (done, total).
-
-    Raises:
-        InputError: The scenario has no [lab], or it cannot be used.
+    Raises InputError if the scenario has no [lab], or it cannot be used.
     """
-    with noted(f"in [lab] of {scenario.source}"):
+    with error_note(f"in [lab] of {scenario.source}"):
         question, bench = question_of(scenario)
         engine.warm_up()  # otherwise all threads would wait for the first to compile it
         with search.threads(jobs) as workers:
@@ -50,8 +48,8 @@ def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]
     # The baseline forms steps and gives memory as the scenario does, but schedules in order of arrival.
     rank = own.rank if own.rank in ("fcfs", "fcfs_preempted_first", "queue_order") else "fcfs_preempted_first"
     base = replace(own, rank=rank, victim="latest_admitted", preemption="never", binning=None, max_wait_s=float("inf"))
-    on = scenario.deployment
-    gpus = f"{on.gpus} x {on.gpu}" if on.gpus > 1 else on.gpu
+    deployed = scenario.deployment
+    gpus = f"{deployed.gpus} x {deployed.gpu}" if deployed.gpus > 1 else deployed.gpu
     question = laboratory.Question(
         policies=tuple(_contestant(one, scenario) for one in section.policies if one.title != "fcfs"),
         predictors=tuple(bench.predictors),
@@ -61,7 +59,7 @@ def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]
         unit=LoadUnit(section.unit) if section.rates is None else LoadUnit.RPS,
         base=base,
         name=scenario.name,
-        metadata={"model": on.model, "GPU": gpus, "workload": bench.load.name},
+        metadata={"model": deployed.model, "GPU": gpus, "workload": bench.load.name},
     )
     return question, bench
 

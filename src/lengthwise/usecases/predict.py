@@ -43,10 +43,8 @@ def check_kind(kind: str) -> None:
 def read_samples(files: Sequence[Path], kind: str, *, model: str | None = None) -> Samples:
     """Read the requests to learn from: those of a trace for the kind "in_session", otherwise prompts with outputs.
 
-    A trace's sessions are its own, or those that its shared prefixes show.
-
-    Raises:
-        InputError: A file cannot be read, or there is more than one trace.
+    A trace's sessions are its own, or those that its shared prefixes show. Raises InputError if a file cannot be read,
+    or there is more than one trace.
     """
     if kind != "in_session":
         return predict.read(files, model=model)
@@ -63,10 +61,7 @@ def train(
     """Train a predictor of output lengths, and evaluate it on held-out prompts.
 
     A share ``test_share`` of the prompts, or of the sessions, is held out. Samples with neither are not split and not
-    evaluated.
-
-    Raises:
-        MissingExtraError: The predictor needs a package that is not installed.
+    evaluated. Raises MissingExtraError if the predictor needs a package that is not installed.
     """
     check_kind(kind)
     try:

@@ -116,7 +116,7 @@ class _InSessions:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Whether requests of a workload may share prefixes or sessions. In a single draw they may not, by chance."""
+    """Whether requests of a workload can share prefixes or sessions, even if one draw happens to have none."""
 
     has_prefixes: bool  # prompts that begin alike
     has_sessions: bool  # requests that come after others of their session
@@ -147,7 +147,7 @@ class _Draws:
 
     @cached_property
     def _sessions(self) -> w.Sessions:
-        """The sessions, with system prompts in blocks that the engine's blocks divide, or that divide them."""
+        """The sessions. System prompts take the engine's block size unless one of both sizes divides the other."""
         assert self.source.sessions is not None
         shared, own = self.source.sessions.block_tokens, self.scenario.engine.block_size
         return replace(self.source.sessions, block_tokens=own if max(shared, own) % min(shared, own) else shared)

@@ -21,7 +21,7 @@ from lengthwise.schedule import TaskLengths
 from lengthwise.schedule.lengths import TAIL_LEVEL
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import EngineLimits
-from lengthwise.schema.errors import InputError, ProfileError, noted
+from lengthwise.schema.errors import InputError, ProfileError, error_note
 from lengthwise.schema.schedule import SchedulePlan, ScheduleRow, Uncertainty
 from lengthwise.schema.specs import ModelSpec
 from lengthwise.usecases.variants import TABLES, hardware
@@ -57,12 +57,9 @@ def plan_schedule(
     """Return the best schedule of a scenario, with alternatives and uncertainty.
 
     ``progress`` is called with the number of configurations of other systems that are simulated so far, and with 0,
-    because the total is unknown.
-
-    Raises:
-        ScheduleError: No schedule meets the bound, or the model does not fit.
+    because the total is unknown. Raises ScheduleError if no schedule meets the bound, or the model does not fit.
     """
-    with noted(f"in {scenario.source}"):
+    with error_note(f"in {scenario.source}"):
         requested = question_of(scenario)
         if requested.section.systems:
             engine.warm_up()
@@ -188,23 +185,23 @@ def model_within(scenario: Scenario, task: TaskLengths) -> ModelSpec:
 
 
 def _cluster(scenario: Scenario) -> schedule.Cluster:
-    on, section = scenario.deployment, scenario.schedule or ScheduleSection()
-    gpus = section.gpus or on.gpus
-    gpu = catalog.gpu(scenario.file_or_name(on.gpu))
-    node = catalog.node(scenario.file_or_name(on.node)) if on.node else catalog.default_node(gpu, gpus)
+    deployed, section = scenario.deployment, scenario.schedule or ScheduleSection()
+    gpus = section.gpus or deployed.gpus
+    gpu = catalog.gpu(scenario.file_or_name(deployed.gpu))
+    node = catalog.node(scenario.file_or_name(deployed.node)) if deployed.node else catalog.default_node(gpu, gpus)
     rates = (None if rate is None else 1e9 * rate for rate in (section.dram_gb_s, section.ssd_gb_s))
     return schedule.Cluster(gpu, node, gpus, scenario.engine.gpu_memory_utilization, *rates)
 
 
 def _tables(scenario: Scenario, model: ModelSpec, cluster: schedule.Cluster) -> dict[int, CostTables]:
     """Return the cost tables of every tensor-parallel degree for which the scenario's cost source has tables."""
-    on, degrees = scenario.deployment, schedule.tensor_degrees(model, cluster)
-    if on.weight_dtype is not None or on.kv_dtype is not None:
+    deployed, degrees = scenario.deployment, schedule.tensor_degrees(model, cluster)
+    if deployed.weight_dtype is not None or deployed.kv_dtype is not None:
         raise InputError("schedules use the model's own data types; remove weight_dtype and kv_dtype")
-    if on.cost == "roofline":
-        overhead = cost.host_overhead(on.host_overhead) or cost.HostOverhead()
+    if deployed.cost == "roofline":
+        overhead = cost.host_overhead(deployed.host_overhead) or cost.HostOverhead()
         return schedule.cluster_tables(model, cluster, degrees, overhead)
-    if on.cost.startswith(TABLES):
+    if deployed.cost.startswith(TABLES):
         raise InputError(
             "tables of one tensor-parallel degree have no times of others; give cost roofline, profile or vidur"
         )
@@ -221,7 +218,7 @@ def _tables(scenario: Scenario, model: ModelSpec, cluster: schedule.Cluster) -> 
                 limits=limits,
                 scheduler=replace(policy.scheduler("vllm_v1"), hybrid_kv_cache=False),  # whose blocks num_blocks counts
                 cost=scenario.cost_source,
-                host=on.host_overhead,
+                host=deployed.host_overhead,
                 num_blocks=2 * model.max_model_len // limits.block_size,
             ).cost
         except ProfileError:

@@ -16,7 +16,7 @@ from lengthwise.gateway.config import Phases
 from lengthwise.gateway.replanning import ReplanEvent
 from lengthwise.report.schedule_text import adaptation_sentences
 from lengthwise.schedule.length_drift import evaluate_deployed
-from lengthwise.schema.errors import InputError, noted
+from lengthwise.schema.errors import InputError, error_note
 from lengthwise.schema.records import RunResult, Status
 from lengthwise.schema.schedule import Adaptation, ScheduleRow, Watched
 from lengthwise.schema.workload import Workload
@@ -79,7 +79,7 @@ def adapter_of(
         ScheduleError: No schedule meets the bound, or the model does not fit.
         InputError: The deployed schedule does not fit the scenario's GPUs and lengths.
     """
-    with noted(f"in {scenario.source}"):
+    with error_note(f"in {scenario.source}"):
         requested = question_of(scenario)
         planner, bound = requested.planner, requested.section.latency_bound if bound_s is None else bound_s
         row = planner.best(bound).row if deployed is None else deployed

@@ -10,7 +10,6 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise import backend, engine, metrics, policy, report, search
+from lengthwise import backend, catalog, engine, metrics, policy, report, search
 from lengthwise.config.files import resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of, space_of
@@ -27,7 +26,7 @@ from lengthwise.cost import model_error
 from lengthwise.engine.prefix_nodes import prefix_nodes
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import DoesNotFitError, InputError, OutputError
+from lengthwise.schema.errors import InputError, OutputError, PolicyError, UnknownNameError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import metric_of, split
 from lengthwise.schema.plan import Choice, Limit, Plan, Status, Study, limit_text
@@ -38,7 +37,7 @@ from lengthwise.search.workers import Workers
 from lengthwise.usecases import simulate
 from lengthwise.usecases.requests import DEFAULT_REQUESTS, Sharing, own_rate, search_load, sharing_of
 from lengthwise.usecases.simulate import slo_of
-from lengthwise.usecases.variants import TABLES, build, deployment, located, unchecked_tables_note
+from lengthwise.usecases.variants import TABLES, build, deployment, location_note, unchecked_tables_note
 
 EXPLAINED_REQUESTS, EXPLAINED_STEPS = 4000, 1_000_000  # of the run that shows which resource limits a choice
 CLAIM_REQUESTS, CLAIM_S, CLAIM_SEEDS = 2000, 200.0, 5
@@ -76,19 +75,17 @@ class VariantSearch:
         return Space({search.REPLICAS: (replicas,)} | dict(space.axes), space.any_of)
 
     def candidates(self) -> list[dict[str, Any]]:
-        """Return the configurations of the space; where prefill and decode are separate, with both numbers of replicas.
+        """Return the configurations of the space.
 
-        There a number "fill" stands for those of each split of ``max_gpus`` that has no room for another replica of
-        this side, "auto" for all that fit. Raises InputError if decode replicas have settings but are in no
-        configuration, or if all configurations have them and not even one replica of each side fits.
+        Configurations with separate prefill and decode replicas have a number of each; ``_splits`` gives those that
+        "fill" and "auto" stand for. Raises InputError if decode replicas have settings but are in no configuration, or
+        if all configurations have them and not even one replica of each side fits.
         """
-        found, keys = search.checked(self.space).candidates(), self.space.values()
-        if self.section.mixtures:
-            pure = list(found)
-            return [*pure, *self._mixtures(pure)]
+        found, keys = list(search.checked(self.space).candidates()), self.space.values()
+        mixed = self._mixtures(found) if self.section.mixtures else []
         decode_keys = [key for key in keys if key.startswith(_DECODE)]
         if self.scenario.deployment.decode_side is None and not decode_keys and _DISAGGREGATE not in keys:
-            return list(found)
+            return [*found, *mixed]
         shapes: dict[str, tuple[int, int]] = {}  # GPUs of a prefill and of a decode replica
         made = [one for settings in found for one in self._with_numbers(settings, shapes)]
         if not shapes and decode_keys:
@@ -101,26 +98,30 @@ class VariantSearch:
         if least > most and all(search.DECODE_REPLICAS in settings for settings in made):
             raise InputError(
                 f"search.max_gpus must be at least {least}, for one prefill replica and one decode replica; it is "
-                f"{most}. Raise it, or give smaller tp, pp, decode.tp or decode.pp"
+                f"{most}. Raise it, or give smaller tp, pp or dp of a side"
             )
-        return list({search.settings_key(settings): settings for settings in made}.values())
+        return [*{search.settings_key(settings): settings for settings in made}.values(), *mixed]
 
     def _mixtures(self, pure: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the mixtures of two kinds of the ``pure`` configurations. Raises InputError without prices."""
         kinds = {}
         for settings in pure:
-            own = {key: value for key, value in settings.items() if key != search.REPLICAS}
-            with suppress(DoesNotFitError):  # the pure configuration gives the reason
+            own = {key: v for key, v in settings.items() if key != search.REPLICAS and not key.startswith(_DECODE)}
+            try:
                 one = self.bench.build(own)
-                if one.decode is not None:
-                    continue
-                if not one.price_per_hour_usd > 0:
-                    raise InputError(
-                        f"mixtures are compared by their prices, and {one.gpu.name} has none: its price_per_hour_usd "
-                        f"is {one.gpu.price_per_hour_usd:g}. Give it in the file of the GPU, or set mixtures = false"
-                    )
-                own.setdefault("deployment.gpu", self.scenario.deployment.gpu)
-                kinds[search.settings_key(own)] = search.Kind(own, one.gpus, one.price_per_hour_usd)
+            except (UnknownNameError, PolicyError):
+                raise
+            except InputError:  # the pure configuration gives the reason
+                continue
+            if one.decode is not None:
+                continue
+            if not one.price_per_hour_usd > 0:
+                raise InputError(
+                    f"mixtures are compared by their prices, and {one.gpu.name} has none: its price_per_hour_usd "
+                    f"is {one.gpu.price_per_hour_usd:g}. Give it in the file of the GPU, or set mixtures = false"
+                )
+            own.setdefault("deployment.gpu", self.scenario.deployment.gpu)
+            kinds[search.settings_key(own)] = search.Kind(own, one.gpus, one.price_per_hour_usd)
         if len({kind.settings["deployment.gpu"] for kind in kinds.values()}) < 2:
             raise InputError(
                 "mixtures are of two GPU types, and the search has fewer that fit; give the axis gpu several values, "
@@ -154,21 +155,29 @@ class VariantSearch:
                 alone[search.REPLICAS] = max(1, question.max_gpus // on.gpus)
             yield alone
             return
-        assert side.tp is not None  # ``decode_side`` sets both
+        assert side.tp is not None  # ``decode_side`` sets all three
         assert side.pp is not None
+        assert side.dp is not None
         own_side = self.scenario.deployment.decode
         if side.gpu == on.gpu and (own_side is None or own_side.gpu is None):  # the same as without this setting
             settings = {key: value for key, value in settings.items() if key != f"{_DECODE}gpu"}
-        gpus = shapes[search.settings_key(settings)] = on.gpus, side.tp * side.pp
+        gpus = shapes[search.settings_key(settings)] = on.gpus, side.tp * side.pp * side.dp
         is_sized = self.section.objective in search.AT_RATE
         own = ("auto", "auto") if is_sized else (self.scenario.deployment.replicas, side.replicas)
         given = [settings.get(key, number) for key, number in zip(counts, own, strict=True)]
-        if {"fill", "auto"} & set(given) and question.max_gpus >= search.UNLIMITED_GPUS:
-            raise InputError(
-                "the numbers of prefill and decode replicas need a limit: search.max_gpus is not set. Set it, or give "
-                "numbers, such as replicas = [1, 2] and decode.replicas = [1, 2]"
-            )
-        for pair in _splits(given, gpus, question.max_gpus):
+        most = question.max_gpus
+        if {"fill", "auto"} & set(given) and most >= search.UNLIMITED_GPUS:
+            if question.max_usd_per_hour == math.inf:
+                raise InputError(
+                    "the numbers of prefill and decode replicas need a limit: neither search.max_gpus nor "
+                    "search.max_usd_per_hour is set. Set one, or give numbers, such as replicas = [1, 2] and "
+                    "decode.replicas = [1, 2]"
+                )
+            prices = [
+                catalog.gpu(self.scenario.file_or_name(gpu)).price_per_hour_usd for gpu in (on.gpu, side.gpu or on.gpu)
+            ]
+            most = int(question.max_usd_per_hour / min(prices)) if min(prices) else sum(gpus)
+        for pair in _splits(given, gpus, most):
             yield settings | dict(zip(counts, pair, strict=True))
 
     @property
@@ -185,9 +194,10 @@ def _is_of_group(key: str) -> bool:
 
 
 def _splits(given: Sequence[Any], gpus: tuple[int, int], max_gpus: int) -> Iterator[tuple[int, int]]:
-    """Yield numbers of prefill and decode replicas: the ``given`` ones, and those for "fill" and "auto".
+    """Yield pairs of numbers: of prefill replicas, of decode replicas. ``given`` has a number or a word for each side.
 
-    ``gpus`` are those of one replica of each side. Without room for any, one replica of each side is yielded.
+    "auto" stands for all numbers that fit in ``max_gpus``, "fill" for those that leave no room for another replica of
+    their side. If none fits, they stand for 1. ``gpus`` are the GPUs of one replica of each side.
     """
 
     def numbers(of: int, free: int) -> Iterable[int]:
@@ -205,7 +215,7 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
     """Return the searches of a scenario, one for each variant."""
     found = []
     for expanded in scenario.variant_scenarios():
-        with located(scenario, expanded):
+        with location_note(scenario, expanded):
             if (section := expanded.search) is None:
                 raise InputError(
                     "a search needs a table [search] with a space, such as: [search.space] gpu = "
@@ -239,13 +249,13 @@ def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
     """Raise InputError if one file of cost tables would be used for several models, GPUs, degrees or data types."""
     found: defaultdict[str, dict[str, dict[str, None]]] = defaultdict(lambda: {key: {} for key in _TABLES_KEYS})
     for axes in space.alternatives():
-        on = {
+        values = {
             key: axes.get(f"deployment.{key}", (getattr(scenario.deployment, key),)) for key in ("cost", *_TABLES_KEYS)
         }
-        for source in on["cost"]:
+        for source in values["cost"]:
             if str(source).startswith(TABLES):
                 for key, known in found[source].items():
-                    known.update(dict.fromkeys(map(str, on[key])))
+                    known.update(dict.fromkeys(map(str, values[key])))
     for source, keys in found.items():
         if several := [f"{key} {', '.join(known)}" for key, known in keys.items() if len(known) > 1]:
             raise InputError(
@@ -256,7 +266,7 @@ def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
 
 
 def _require_blocks_of_one_size(scenario: Scenario, space: Space) -> None:
-    """Raise InputError if one number of KV blocks would be of blocks of several sizes, as engines have them."""
+    """Raise InputError if configurations have one number of KV blocks but engines whose blocks differ in size."""
     found: defaultdict[int, dict[int, str]] = defaultdict(dict)  # tokens of a block, by number of blocks
     for axes in space.alternatives():
         keys = [key for key in ("engine.name", "engine.block_size", "deployment.num_blocks") if key in axes]
@@ -387,10 +397,12 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
     pure = next((choice for choice in known if search.GROUPS not in choice.settings), None)
     tried = [choice.settings for choice in found.choices if search.GROUPS in choice.settings]
     text = f"Mixtures: {report.counted(len(tried), 'mixture')} of two GPU types in the budget. "
-    router = policy.resolve("router", requested.bench.build(tried[0]).scheduler.router) if tried else None
-    if router and not router.uses("service_rate"):
+    one_each = {made.get("scheduler.router"): made for made in tried}.values()
+    routers = [policy.resolve("router", requested.bench.build(made).scheduler.router) for made in one_each]
+    if routers and not any(router.uses("service_rate") for router in routers):
+        names = " and ".join(router.name for router in routers)
         text += (
-            f"The router {router.name} ignores the speed of replicas; scheduler.router = "
+            f"The router {names} ignores the speed of replicas; scheduler.router = "
             '"shortest_expected_delay" or "least_work_left" may make mixtures cheaper. '
         )
     if mixed is None or pure is None:
@@ -414,11 +426,13 @@ def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
 
 def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
     scenario, question = requested.scenario, requested.bench.question
-    fixed = {
-        name: getattr(scenario.deployment, name)
-        for name in ("model", "gpu")
-        if f"deployment.{name}" not in space.values()
-    }
+    varied, fixed = space.values(), {}
+    for name in ("model", "gpu"):
+        values = varied.get(f"deployment.{name}", (getattr(scenario.deployment, name),))
+        if len(values) == 1 and not (name == "gpu" and scenario.deployment.groups):
+            fixed[name] = values[0]
+    if (decode := scenario.deployment.decode) is not None and decode.gpu is not None:
+        fixed["decode side"] = f"decode side {decode.gpu}"
     metadata = {**fixed, "workload": requested.bench.load.name}
     if note := unchecked_tables_note(scenario):
         metadata["cost tables"] = note
@@ -501,7 +515,7 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
     if deployed.decode is not None and summary.hardware is not None:
         busy = [share.value for share in summary.hardware.replica_busy_share]
-        prefill, decode = (np.mean(of) for of in np.split(np.array(busy), [deployed.parallel.replicas]))
+        prefill, decode = (np.mean(of) for of in np.split(np.array(busy), [deployed.parallel.ranks]))
         beyond.insert(0, f" Steps run {prefill:.0%} of the time on prefill replicas, {decode:.0%} on decode replicas.")
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"
 
@@ -509,10 +523,10 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
 def scenario_of_choice(requested: VariantSearch, choice: Choice) -> Scenario:
     """Return the scenario that simulates a choice at its operating point, for ``lengthwise simulate``."""
     scenario = _with_settings(requested.scenario, choice.settings)
-    on = scenario.deployment
+    deployed = scenario.deployment
     over: dict[str, Any] = {}
-    if on.decode_side is None and not on.groups:
-        over = {"deployment": {"replicas": max(1, choice.gpus // (on.gpus // on.replicas))}}
+    if deployed.decode_side is None and not deployed.groups:
+        over = {"deployment": {"replicas": max(1, choice.gpus // (deployed.gpus // deployed.replicas))}}
     if requested.is_offline:
         over["workload"] = {"arrivals": {"kind": "all_at_once"}, "num_requests": requested.bench.question.requests}
     elif choice.at is not None:
@@ -554,8 +568,8 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1,
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
-            for title, of in chosen.items():
-                _write_launch(Path(new) / title, *of)
+            for title, ranked in chosen.items():
+                _write_launch(Path(new) / title, *ranked)
             backend.remove_launches(folder)  # only now, as a folder may have failed
             for title in chosen:
                 (Path(new) / title).rename(folder / title)
@@ -570,7 +584,7 @@ def _write_launch(place: Path, requested: VariantSearch, found: Plan, choice: Ch
     variant = build(claimed)[0]
     workload = variant.workload(claimed.run.seed)
     outcome, *_ = simulate.run(claimed, variants=[variant])
-    claim = _claim(found, choice, outcome.summary, claimed)
+    claim = claim_text(found, choice, outcome.summary, claimed)
     if notes := model_error.deployment_notes(variant.deployment):
         claim += f"\n\nWhat limits the trust in these numbers:\n\n{backend.entries(notes)}"
     if read := sorted({f"`{path.absolute()}`" for path in _files(claimed).values()}):
@@ -579,7 +593,7 @@ def _write_launch(place: Path, requested: VariantSearch, found: Plan, choice: Ch
     if workload.after is not None:
         workload = _as_sent(workload, variant.deployment, claimed.run.seed)
     ramp_s = 0.0 if choice.at is None else choice.at.value("jct.p99")
-    sent = backend.MAX_REQUESTS
+    sent = backend.DEFAULT_REQUESTS
     if math.isfinite(ramp_s) and choice.at is not None and math.isfinite(choice.at.rate_rps):
         sent = max(sent, math.ceil(2 * ramp_s * choice.at.rate_rps))  # a steady part as long as the ramp
     workload = workload.take(np.arange(min(sent, len(workload))))
@@ -591,14 +605,14 @@ def _write_launch(place: Path, requested: VariantSearch, found: Plan, choice: Ch
         workload=workload,
         rate_rps=choice.at.rate_rps if choice.at else claimed.workload.request_rate or 1.0,
         claim=claim,
-        expectation=_expectation(found.limits, workload, variant.deployment, claimed.run.seed, ramp_s),
+        expectation=expected_text(found.limits, workload, variant.deployment, claimed.run.seed, ramp_s),
     )
 
 
 def _claim_scenario(requested: VariantSearch, choice: Choice) -> Scenario:
-    """Return the scenario that repeats the claim, with enough requests and seeds, and a search's warm-up and end.
+    """Return the scenario that repeats the claim: with enough requests and seeds, and a warm-up as in the search.
 
-    Sessions end the run with their last start, since the rate falls from then on.
+    With sessions, the run ends when the last session starts, because the rate falls from then on.
     """
     scenario, load = scenario_of_choice(requested, choice), requested.bench.load
     section, seeds = scenario.workload, max(scenario.run.seeds, CLAIM_SEEDS)
@@ -620,7 +634,7 @@ def _claim_scenario(requested: VariantSearch, choice: Choice) -> Scenario:
 def _as_sent(workload: Workload, deployment: Deployment, seed: int) -> Workload:
     """Return the requests in the order in which a simulation sends them, for a client that knows no dependencies.
 
-    Their prompts share all full blocks of earlier turns, prompt and output.
+    A prompt shares the full blocks of the earlier turns of its session, of their prompts and of their outputs.
     """
     sent_s = engine.simulate(workload, deployment, seed=seed, max_log_steps=0).requests.arrival_s
     size = workload.prefixes.block_tokens if workload.prefixes is not None else deployment.limits.block_size
@@ -658,12 +672,12 @@ def _model_text(value: Estimate, metric: str = "") -> str:
         return ""
     ends = []
     for end in (value.model_low, value.model_high):
-        finite = report.metric_text(metric, end) if metric else f"{end:,.6g}"
+        finite = report.metric_text(metric, end) if metric else f"{end:,.4g}"
         ends.append(finite if math.isfinite(end) else "\N{INFINITY}")
     return f", {ends[0]} to {ends[1]} by the cost model's error"
 
 
-def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deployment, seed: int, ramp_s: float) -> str:
+def expected_text(limits: Sequence[Limit], workload: Workload, deployment: Deployment, seed: int, ramp_s: float) -> str:
     """Return what the load test measures: its first requests find an idle server, and its client limits each output."""
     sent, scheduler = backend.as_benchmarked(workload), deployment.scheduler
     if scheduler.rank not in backend.ARRIVAL:  # the client sends no priorities
@@ -701,7 +715,8 @@ def _broken_text(what: str, limited: Iterable[tuple[Limit, Estimate]], reason: s
     return f" {what} breaks {names}{how}: {reason}."
 
 
-def _claim(found: Plan, choice: Choice, summary: metrics.Summary, scenario: Scenario) -> str:
+def claim_text(found: Plan, choice: Choice, summary: metrics.Summary, scenario: Scenario) -> str:
+    """Return what a launch folder claims: the simulation of its scenario, what it breaks, and what the search found."""
     assert choice.at is not None  # it is ranked
     at, objective, capacity = choice.at, choice.objective, choice.capacity_rps
     seeds = f"seeds {scenario.run.seed} to {scenario.run.seed + scenario.run.seeds - 1}"

@@ -20,13 +20,15 @@ from lengthwise.cost import model_error
 from lengthwise.metrics import Extrapolation, Rates, Slo, Summary
 from lengthwise.report.formatting import two_digits
 from lengthwise.report.json_file import deployment_facts, plain
+from lengthwise.report.result import Result
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, Scheduler
-from lengthwise.schema.errors import noted
+from lengthwise.schema.errors import error_note
+from lengthwise.schema.metric_names import metric_of, quantity
 from lengthwise.schema.records import SIMULATED, Records, RunResult, Status, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.search.workers import available_cpus, threads
-from lengthwise.usecases.variants import Variant, build, engine_noted, unchecked_tables_note
+from lengthwise.usecases.variants import Variant, build, engine_note, unchecked_tables_note
 
 BUSY_FRONT = 0.7  # utilization of the front end above which its queue grows fast
 MAX_LOGGED_STEPS = 4_000_000  # for a timeline, or to find step times beyond the measured ones
@@ -87,6 +89,7 @@ class VariantOutcome:
             hidden_host_note(self.variant),
             unsteady_note(self),
             limits_note(self.records, self.variant.workload(self.records.seed)),
+            slo_note(self.variant.scenario, self.records),
             *model_error.deployment_notes(self.variant.deployment),
         ]
         if cost.evidence.errors and not self.model_draws:
@@ -98,6 +101,35 @@ class VariantOutcome:
             )
             notes.append(f"The cost model's own error is not in the intervals: {reason}.")
         return tuple(note for note in notes if note)
+
+
+def result_of(outcome: VariantOutcome) -> Result:
+    """Return an outcome in the form that reports take."""
+    return Result(
+        name=outcome.variant.name,
+        summary=outcome.summary,
+        records=outcome.records,
+        deployment=outcome.variant.deployment,
+        scenario_text=outcome.variant.scenario.to_toml(),
+        summaries=outcome.summaries,
+        notes=outcome.notes,
+        extrapolations=outcome.extrapolations,
+        model_draws=outcome.model_draws,
+    )
+
+
+def slo_note(scenario: Scenario, records: Records) -> str:
+    """Return a warning of each limit of [slo] that no request meets, with the smallest value, otherwise ""."""
+    texts = []
+    for key, bound in (("ttft", scenario.slo.ttft), ("tpot", scenario.slo.tpot), ("jct", scenario.slo.jct)):
+        found = metrics.request_column(records.requests, f"{key}_s")
+        least = np.min(found[np.isfinite(found)], initial=math.inf)
+        if bound is not None and bound < least < math.inf:
+            label = metric_of(key).label
+            texts.append(
+                f"slo.{key} = {quantity(key, bound)} (the smallest {label} is {quantity(key, float(least), 3)})"
+            )
+    return f"No request meets {' and '.join(texts)}." if texts else ""
 
 
 def preemption_note(scheduler: Scheduler, records: Records) -> str:
@@ -115,7 +147,7 @@ def group_notes(records: Records, deployment: Deployment) -> list[str]:
     """Return a sentence for each group of replicas: what it served, how fast, at what price and model error."""
     notes, requests = [], records.requests
     mean = float(requests.prompt_tokens.mean()), max(1.0, float(requests.output_tokens.mean()))
-    for number, (own, group) in enumerate(metrics.by_group(records, deployment) if deployment.groups else (), 1):
+    for number, (own, group) in enumerate(metrics.by_group(records, deployment) if deployment.groups else ()):
         r = own.requests
         share = len(r.status) / max(1, len(records.requests.status))
         ttft_s, tpot_s = (metrics.request_column(r, name) for name in ("ttft_s", "tpot_s"))
@@ -291,7 +323,7 @@ def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
 def _simulated(variant: Variant, seed: int, *, with_records: bool = False, **logs: Any) -> _Run:
     """Simulate one seed. Records are only returned if requested, because records of many seeds fill the memory."""
     settings = variant.scenario.run
-    with noted(f"in the run of {variant.name!r} with seed {seed}"), engine_noted(variant.scenario):
+    with error_note(f"in the run of {variant.name!r} with seed {seed}"), engine_note(variant.scenario):
         workload = variant.workload(seed)
         records = engine.simulate(
             workload, variant.deployment, seed=seed, time_limit_s=settings.time_limit_s, strict=settings.strict, **logs

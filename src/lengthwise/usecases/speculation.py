@@ -15,7 +15,7 @@ from lengthwise.config.sections import SearchSection
 from lengthwise.cost import model_error
 from lengthwise.metrics import request_column
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import InputError, noted
+from lengthwise.schema.errors import InputError, error_note
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import limit_text
 from lengthwise.schema.records import Records, Status
@@ -66,7 +66,7 @@ def study(
     Raises:
         InputError: The scenario has no speculation or has variants, or a number of tokens or a load is invalid.
     """
-    with noted(f"in {scenario.source}"):
+    with error_note(f"in {scenario.source}"):
         chosen = _checked_tokens(scenario, tokens)
         if not loads or not all(0 < share < math.inf for share in loads):
             raise InputError(f"loads must be above 0 and finite, at least one; they are {list(loads)}")
@@ -101,13 +101,13 @@ def study(
         _draft_length(number, found, each, runs[0])
         for number, found, each in zip(chosen, capacities, runs, strict=True)
     ]
-    on, table = scenario.deployment, scenario.deployment.speculation
+    deployed, table = scenario.deployment, scenario.deployment.speculation
     assert table is not None
-    gpus = f"{on.gpus} x {on.gpu}" if on.gpus > 1 else on.gpu
+    gpus = f"{deployed.gpus} x {deployed.gpu}" if deployed.gpus > 1 else deployed.gpu
     notes = [note for found in capacities for note in found.notes]
     return SpeculationStudy(
         name=scenario.name,
-        metadata=(on.model, gpus, load.name),
+        metadata=(deployed.model, gpus, load.name),
         method=table.method,
         base_rps=base_rps,
         loads=tuple(loads),
@@ -131,7 +131,7 @@ def _checked_tokens(scenario: Scenario, tokens: Sequence[int] | None) -> list[in
     if scenario.variants:
         raise InputError("this study compares with and without speculation; remove the [[variants]], or name --variant")
     rates = len(table.acceptance) if isinstance(table.acceptance, list) else None
-    most, reason = (64, "") if rates is None else (rates, ", as acceptance has so many rates")
+    most, reason = (64, "") if rates is None else (rates, ", the number of rates in acceptance")
     if tokens is None and table.num_speculative_tokens == 0:
         raise InputError("deployment.speculation.num_speculative_tokens is 0; set it, or give --tokens")
     if tokens is None:
@@ -145,10 +145,10 @@ def _checked_tokens(scenario: Scenario, tokens: Sequence[int] | None) -> list[in
 
 
 def _with_tokens(scenario: Scenario, tokens: int) -> Scenario:
-    on = scenario.deployment
-    assert on.speculation is not None
-    table = on.speculation.model_copy(update={"num_speculative_tokens": tokens})
-    return scenario.model_copy(update={"deployment": on.model_copy(update={"speculation": table if tokens else None})})
+    deployed = scenario.deployment
+    assert deployed.speculation is not None
+    table = deployed.speculation.model_copy(update={"num_speculative_tokens": tokens}) if tokens else None
+    return scenario.model_copy(update={"deployment": deployed.model_copy(update={"speculation": table})})
 
 
 def _runs(

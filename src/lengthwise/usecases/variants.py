@@ -22,11 +22,12 @@ from lengthwise.schema.deployment import (
     EngineLimits,
     KVOffloading,
     KVStorage,
+    Parallelism,
     Scheduler,
     SglangSettings,
     TrtllmSettings,
 )
-from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
+from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, UnknownNameError, error_note
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.speculation import Speculation
 from lengthwise.schema.workload import Workload
@@ -35,7 +36,7 @@ from lengthwise.usecases.requests import Sharing, sharing_of, workload_by_seed
 Floats = npt.NDArray[np.float64]
 TABLES = "tables:"  # begins a cost source that is a file of cost tables
 MAX_BINS = 1024
-_BINNING_SEED = 2**62  # added to the run's seed: only a replay takes bin boundaries from the simulated requests
+_BINNING_SEED = 2**62  # added to the run's seed, so that bin boundaries come from other requests than the simulated
 _AXES = ("rank", "victim", "batching", "memory", "preemption_mode", "router", "preemption", "binning")
 _KEY_OF_KIND = {
     "model": "deployment.model",
@@ -65,11 +66,11 @@ class Variant:
     @property
     def is_random(self) -> bool:
         """Return whether results depend on the seed, because requests, predictions or a router are random."""
-        on, drawn = self.deployment, not self.scenario.workload.is_replay or self.scenario.predictor.is_random
-        sides = [(on.scheduler.router, on.schedulers)]
-        sides += [(on.decode.router, on.decode.parallel.ranks)] if on.decode else []
+        deployed, drawn = self.deployment, not self.scenario.workload.is_replay or self.scenario.predictor.is_random
+        sides = [(deployed.scheduler.router, deployed.schedulers)]
+        sides += [(deployed.decode.router, deployed.decode.parallel.ranks)] if deployed.decode else []
         draws = (policy.resolve("router", router).uses("draw_a", "draw_b") and count > 1 for router, count in sides)
-        return drawn or any(draws) or on.scheduler.shuffles or on.speculation is not None
+        return drawn or any(draws) or deployed.scheduler.shuffles or deployed.speculation is not None
 
 
 def build(scenario: Scenario) -> list[Variant]:
@@ -77,7 +78,7 @@ def build(scenario: Scenario) -> list[Variant]:
     shared: dict[str, Callable[[int], Workload]] = {}
     variants = []
     for expanded in scenario.variant_scenarios():
-        with located(scenario, expanded, with_key=True):
+        with location_note(scenario, expanded, with_key=True):
             deployed = deployment(expanded)
             # The block size of shared prompts depends on the engine's block size.
             key = f"{expanded.workload.model_dump_json()} {expanded.engine.block_size}"
@@ -90,13 +91,13 @@ def build(scenario: Scenario) -> list[Variant]:
 
 
 @contextmanager
-def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -> Iterator[None]:
+def location_note(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -> Iterator[None]:
     """Add a note to an InputError in this context: the file and the variant that caused it.
 
     If ``with_key``, the note on an unknown name also has the file's key under which the name is given.
     """
     try:
-        with engine_noted(expanded):
+        with engine_note(expanded):
             yield
     except InputError as error:
         variant = f"variant {expanded.name!r} of " if scenario.variants else ""
@@ -109,7 +110,7 @@ def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -
 
 
 @contextmanager
-def engine_noted(scenario: Scenario) -> Iterator[None]:
+def engine_note(scenario: Scenario) -> Iterator[None]:
     """Add a note to an InputError in this context: which settings that it names come from the scenario's engine."""
     try:
         yield
@@ -160,11 +161,11 @@ def model_of(scenario: Scenario) -> ModelSpec:
 
 
 def hardware(scenario: Scenario) -> tuple[ModelSpec, GpuSpec]:
-    """Return the model and the GPU of a scenario. Raises InputError if one is unknown, or the GPUs are of groups."""
+    """Return the model and the GPU of a scenario. Raises InputError if one is unknown, or for groups of replicas."""
     if scenario.deployment.groups:
         raise InputError(
-            "a schedule is of one kind of GPU, and the deployment has groups of unlike replicas; take "
-            "[[deployment.groups]] out"
+            "a schedule needs one kind of GPU, and the deployment has groups of replicas, which may differ; remove "
+            "[[deployment.groups]]"
         )
     return model_of(scenario), catalog.gpu(scenario.file_or_name(scenario.deployment.gpu))
 
@@ -200,9 +201,6 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     )
     _require_own_tables(scenario, deployed)
     if section.decode_side is not None:
-        if section.dp > 1:
-            remedy = "Set dp = 1, or disaggregate = false"
-            raise InputError(f"dp is not modelled with a decode side yet; it is {section.dp}. {remedy}")
         deployed = _disaggregated(deployed, section.decode_side, scenario)
     sides = (deployed.scheduler, deployed.decode)
     routers = [policy.resolve("router", side.router) for side in sides if side is not None]
@@ -213,11 +211,25 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     return replace(deployed, name=scenario.name)
 
 
+def smallest_tp(scenario: Scenario) -> int:
+    """Return the scenario's tp if the model fits, otherwise the smallest tp at which it does.
+
+    Raises DoesNotFitError if there is none.
+    """
+    with location_note(scenario, scenario, with_key=True):
+        try:
+            return deployment(scenario).parallel.tp
+        except DoesNotFitError as error:
+            if error.smallest_tp is None:
+                raise
+            return error.smallest_tp
+
+
 def _mixed(scenario: Scenario, sharing: Sharing | None) -> Deployment:
     """Return the deployment of several groups of replicas, each built as a deployment of its own."""
     groups = []
-    for number, group in enumerate(scenario.deployment.groups, 1):
-        with noted(f"{_IN_GROUP}, number {number}"):
+    for number, group in enumerate(scenario.deployment.groups):
+        with error_note(f"{_IN_GROUP}.{number}"):
             groups.append(deployment(scenario.updated(group.overrides), sharing))
     return replace(engine.mix(groups), name=scenario.name)
 
@@ -226,20 +238,16 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
     axes: dict[str, Any] = {
         axis: _name_or_object(getattr(section, axis), scenario) for axis in ("batching", "memory", "router")
     }
-    experts = {key: getattr(prefill.parallel, key) for key in cost.EXPERT_KEYS}
-    experts["ep"] = section.ep or min(experts["ep"], section.tp or 1)
-    if experts["ep"] == 1:
-        experts["redundant_experts"] = None
     own = scenario.of_decode_side()
     node = own.file_or_name(own.deployment.node) if own.deployment.node else None
-    with noted(_IN_DECODE):
+    with error_note(_IN_DECODE):
         gpu = catalog.gpu(own.file_or_name(own.deployment.gpu))
         decode = engine.deploy(
             prefill.model,
             gpu,
             node=prefill.node if node is None and gpu == prefill.gpu else node,
-            **section.model_dump(include={"tp", "pp", "replicas", "num_blocks"}),
-            **experts,
+            **section.model_dump(include={"tp", "pp", "dp", "replicas", "num_blocks"}),
+            **_decode_experts(prefill.parallel, section),
             limits=replace(prefill.limits, **section.limits, max_model_len=prefill.max_model_len),
             scheduler=replace(
                 prefill.scheduler,
@@ -263,6 +271,18 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
     return engine.disaggregate(prefill, decode, transfer)
 
 
+def _decode_experts(prefill: Parallelism, section: DecodeSection) -> dict[str, Any]:
+    """Return how the decode side divides experts and exchanges tokens: as it states, or like the prefill side."""
+    gpus = (section.tp or 1) * (section.dp or 1)
+    ep = section.ep or (gpus if 1 < prefill.ep == prefill.tp * prefill.dp else min(prefill.ep, gpus))
+    redundant, exchange = section.redundant_experts, str(section.all2all_backend or "")
+    if redundant is None and ep > 1:
+        redundant = prefill.redundant_experts
+    if not exchange and (section.dp or 1) > 1 and ep == gpus:
+        exchange = prefill.all2all_backend
+    return {"ep": ep, "redundant_experts": redundant, "all2all_backend": exchange or Parallelism.all2all_backend}
+
+
 def tables_path(scenario: Scenario) -> str | None:
     """Return the path of a scenario's file of cost tables, or None if the costs have another source."""
     source = scenario.deployment.cost
@@ -276,12 +296,12 @@ def _require_own_tables(scenario: Scenario, deployed: Deployment) -> None:
 
 def unchecked_tables_note(scenario: Scenario) -> str:
     """Return a warning if the file of cost tables does not record its model and GPU, otherwise ""."""
-    path, on = tables_path(scenario), scenario.deployment
+    path, deployed = tables_path(scenario), scenario.deployment
     if path is None or cost.made_for(path) is not None:
         return ""
     return (
         f"The cost tables in {path} do not record their model and GPU (older files do not). It is assumed that they "
-        f"were made for {on.model} on {on.gpu} with tp {on.tp}. Calibrate or fit them again to have this checked."
+        f"were made for {deployed.model} on {deployed.gpu} with tp {deployed.tp}. Calibrate or fit them again to check."
     )
 
 
@@ -405,10 +425,10 @@ def _binning(binning: Any, scenario: Scenario) -> Any:
     predicted = workload_by_seed(scenario)(scenario.run.seed + _BINNING_SEED).predicted_tokens
     if predicted is None:
         raise PolicyError(
-            f"binning {binning!r} cuts predicted output lengths, and this workload has none; give it some "
-            '([predictor] kind = "oracle" predicts the truth)'
+            f"binning {binning!r} needs predicted output lengths, and this workload has none; add a [predictor] "
+            '(kind = "oracle" predicts the true lengths)'
         )
     cuts = _RULES[name][0](np.maximum(predicted, 1.0), k, scenario.engine.max_num_seqs)
-    # A rule gives a bin's longest length, a policy takes the next bin's shortest: one more, if the length is whole.
+    # A rule returns the longest length of a bin, and a policy takes the shortest of the next bin: a token more.
     starts = np.unique(np.where(cuts == np.floor(cuts), cuts + 1, cuts))
     return f"bins(boundaries={[float(f'{edge:.9g}') for edge in starts]})"

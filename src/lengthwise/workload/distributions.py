@@ -194,7 +194,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class TruncatedNormal:
-    """A normal with ``mean`` and ``sd``, truncated to ``low`` .. ``high``; ``from_moments`` takes those afterwards."""
+    """A normal truncated to ``low`` .. ``high``. ``mean`` and ``sd`` are its moments before the truncation."""
 
     mean: float
     sd: float
@@ -226,7 +226,7 @@ class TruncatedNormal:
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """Azzalini's skew normal with these moments (as ExeGPT's), truncated to ``low`` .. ``high``; a table of points."""
+    """Azzalini's skew normal, truncated to ``low`` .. ``high``. Its moments are those before truncation."""
 
     mean: float
     sd: float

@@ -442,8 +442,7 @@ def _nanoseconds(at: str | int) -> int:
     return int(text) if text.isdigit() else round(datetime.fromisoformat(text).timestamp() * 1e6) * 1000
 
 
-JOURNAL = "lengthwise-journal"
-"""The ``format`` in the first line of a journal of `lengthwise serve`."""
+JOURNAL = "lengthwise-journal"  # the ``format`` in the first line of a journal of `lengthwise serve`
 
 
 @dataclass(frozen=True)

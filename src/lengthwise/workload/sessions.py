@@ -19,8 +19,7 @@ from lengthwise.workload.preset_files import Predicted, drawn_tenants, predicted
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-BLOCK_TOKENS = 16
-"""Tokens of the blocks in which system prompts are shared, as engines have them by default."""
+BLOCK_TOKENS = 16  # tokens of the blocks in which system prompts are shared, as engines have them by default
 _MAX_DRAWS_PER_REQUEST = 64
 
 

@@ -187,8 +187,7 @@ def parse_dates(series: pl.Series) -> Floats | None:
     return np.asarray((numbers - numbers[:1]) / per_s)
 
 
-HASHED_TOKENS = 512
-"""Tokens of a block of Mooncake's ``hash_ids``, unless rows have a ``block_size``."""
+HASHED_TOKENS = 512  # tokens of a block of Mooncake's ``hash_ids``, unless rows have a ``block_size``
 TEXTS = {"prompt": "prompt", "output": "output", "response": "output", "model": "model"}  # text columns of every format
 
 

@@ -33,7 +33,7 @@ def ray_pids(launcher):
     import ray
 
     def both(retained):
-        return retained._process.local.process.pid, os.getpid()
+        return retained.process.local.process.pid, os.getpid()
 
     actors = [one.actor for one in list(launcher.running.values())]
     found = ray.get([one.__ray_call__.remote(both) for one in actors])

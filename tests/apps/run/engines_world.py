@@ -123,7 +123,7 @@ def engines(launcher):
 
 def dispatchers(coordinator):
     """The coordinator's dispatchers, one for each model."""
-    return coordinator._dispatchers
+    return coordinator.dispatchers
 
 
 def active_requests(coordinator):
@@ -133,7 +133,7 @@ def active_requests(coordinator):
 
 def writer(coordinator):
     """What writes the coordinator's ledger."""
-    return coordinator._writer
+    return coordinator.writer
 
 
 def post(url, path, body):

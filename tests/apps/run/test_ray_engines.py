@@ -54,7 +54,7 @@ def pids(launcher):
     """Processes of the engines that run, and of their actors."""
     placed = list(launcher.running.values())
     return [
-        ray.get(one.actor.__ray_call__.remote(lambda saved: (saved._process.local.process.pid, os.getpid())))
+        ray.get(one.actor.__ray_call__.remote(lambda saved: (saved.process.local.process.pid, os.getpid())))
         for one in placed
     ]
 
@@ -101,7 +101,7 @@ def pid_of(launcher, name, which):
     """The process of a model's engine (0) or of its actor (1), ready or not."""
 
     def both(retained):
-        local = retained._process.local
+        local = retained.process.local
         return 0 if local is None else local.process.pid, os.getpid()
 
     (actor,) = [one.actor for one in list(launcher.placed) if one.config.name == name]
@@ -168,7 +168,7 @@ def test_an_engine_killed_after_its_last_answer_on_ray_still_ends(cluster, tmp_p
         await until(lambda: len(launcher.running) == 2)
         seen.extend(await asyncio.to_thread(pids, launcher))
         pid = await asyncio.to_thread(pid_of, launcher, "m1", which)
-        await until(lambda: ("stop", 1) in [(event.what, event.model) for event in one._events])
+        await until(lambda: ("stop", 1) in [(event.what, event.model) for event in one.events])
         killed.append(not is_gone(pid))
         os.kill(pid, signal.SIGKILL)
 

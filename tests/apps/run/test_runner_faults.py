@@ -477,9 +477,9 @@ def test_a_lease_that_another_took_over_is_answered_twice_and_recorded_once(tmp_
 
         def taken():
             # As if this coordinator had slept through its leases, and another had taken them and died.
-            one._ledger.heartbeat(job.owner, now_s=time.time(), lease_s=0.0)
-            lost.append(one._ledger.expire(now_s=time.time() + 0.001))
-            taken_over.extend(one._ledger.lease(0, 3, owner=other, now_s=time.time(), lease_s=1.0))
+            writer(one).ledger.heartbeat(job.owner, now_s=time.time(), lease_s=0.0)
+            lost.append(writer(one).ledger.expire(now_s=time.time() + 0.001))
+            taken_over.extend(writer(one).ledger.lease(0, 3, owner=other, now_s=time.time(), lease_s=1.0))
 
         await writer(one).call(taken)
 

@@ -176,8 +176,6 @@ class Served:
 
     def __exit__(self, *_: object) -> None:
         self.server.should_exit = True
-        for gone in list(self.app._streams):
-            gone.set()
         self._thread.join(60)
         assert not self._thread.is_alive()
         self._socket.close()

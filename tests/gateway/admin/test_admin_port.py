@@ -85,9 +85,9 @@ def test_texts_of_others_and_of_engines_are_not_in_the_page_itself(busy) -> None
 def test_the_analysis_uses_the_latest_configured_order() -> None:
     world = World(mode="observe")
     other = replace(world.config, order=replace(world.config.order, preemption="worth(factor=1)", max_wait_s=5.0))
-    assert world.app._own_monitor.order == world.config.order
+    assert world.app.monitor.order == world.config.order
     world.app.configure(other)
-    assert world.app._own_monitor.order == other.order
+    assert world.app.monitor.order == other.order
 
 
 def test_nothing_can_be_changed(busy) -> None:

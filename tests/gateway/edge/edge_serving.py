@@ -126,7 +126,7 @@ class Served:
     def _run(self):
         async def main():
             self.loop = asyncio.get_running_loop()
-            task = asyncio.create_task(self.server._serve())
+            task = asyncio.create_task(self.server.serve())
             while not self.server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.005)
             self.port = self.server.servers[0].sockets[0].getsockname()[1]

@@ -121,19 +121,20 @@ def test_large_bodies_that_are_meant_so_are_taken():
     assert of(json.dumps(chat(messages=[turn] * 4096)).encode()).model == "tiny"
 
 
-def test_a_long_body_is_parsed_off_the_event_loop_and_its_client_may_disconnect():
-    script = Script()
+def test_a_long_body_is_parsed_off_the_event_loop_and_its_client_may_disconnect(monkeypatch):
+    script, submitted = Script(), []
     body = json.dumps(chat(messages=[{"role": "user", "content": "[,\\" * 600_000}])).encode()
     with Served(config(a_key()), script) as served:
         assert served.submit(body)[0] == 200
         assert served.submit(body[:-1])[2]["error"]["code"] == "invalid_json"
         assert script.client_request[0].body == body
-        started, gate = threading.Event(), threading.Event()
-        served.app.parser_thread.submit(lambda: (started.set(), gate.wait(60)))
+        started, gate, submit = threading.Event(), threading.Event(), served.app.parser_thread.submit
+        submit(lambda: (started.set(), gate.wait(60)))
         assert started.wait(60)
+        monkeypatch.setattr(served.app.parser_thread, "submit", lambda *work: submitted.append(1) or submit(*work))
         with served.socket() as line:
             line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            until(served.app.parser_thread._work_queue.qsize)
+            until(lambda: submitted)
         until(lambda: served.app.body_budget.used_bytes == 0)
         gate.set()
         assert served.submit(chat())[0] == 200

@@ -112,7 +112,7 @@ def test_a_non_streamed_answer_that_is_read_slowly_arrives_complete():
 @pytest.mark.parametrize("size", [1 << 20, 10 << 20])
 def test_a_client_that_writes_all_before_reading_gets_the_body_too_large_error(size):
     with Served(config(a_key(), body_bytes=8 << 20)) as served:
-        served.app._limits = config(body_bytes=100_000).limits
+        served.app.configure(config(a_key(), body_bytes=100_000))
         for _ in range(3):
             line = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
             stated = {"authorization": f"Bearer {SECRET}", "content-type": "application/json"}

@@ -93,12 +93,25 @@ def test_an_address_of_ipv6_is_its_network(clock):
 def test_addresses_that_are_remembered_are_limited(clock, monkeypatch):
     from lengthwise.gateway.edge import auth
 
-    monkeypatch.setattr(auth, "_MAX_ADDRESSES", 5)
+    monkeypatch.setattr(auth, "MAX_ADDRESSES", 5)
     keys = Keys(config(a_key()), clock)
-    for i in range(50):
-        status(keys, b"Bearer guess", f"10.0.1.{i}")
-        status(keys, RIGHT, f"10.0.2.{i}")
-    assert len(keys.throttle._failures) == len(keys.throttle._accepted) == 5
+
+    def guesses(address, times=MAX_FAILURES):
+        return [status(keys, b"Bearer guess", address) for _ in range(times)]
+
+    guesses("10.0.1.0")
+    assert status(keys, RIGHT, "10.0.1.0") == 429
+    for i in range(1, 6):
+        assert status(keys, RIGHT, "10.0.1.0") == 429, "it is one of the last five"
+        guesses(f"10.0.1.{i}", 1)
+    assert status(keys, RIGHT, "10.0.1.0") == 200, "five others came after it"
+    for forgotten in (False, True):
+        assert status(keys, RIGHT, "10.0.2.0") == 200
+        for i in range(1, 5 + forgotten):
+            assert status(keys, RIGHT, f"10.0.2.{i}") == 200
+        guesses("10.0.2.0")
+        assert status(keys, RIGHT, "10.0.2.0") == (429 if forgotten else 200)
+        clock.now_s += 60
 
 
 def test_a_bucket_empties_and_fills(clock):

@@ -18,9 +18,11 @@ def client(served):
 
 
 def test_chats(client, served):
-    answer = client.chat.completions.create(**REQUESTED, max_tokens=5, extra_headers={"X-Request-Id": "sdk-1"})
+    chats = client.chat.completions.with_raw_response
+    raw = chats.create(**REQUESTED, max_tokens=5, extra_headers={"X-Request-Id": "sdk-1"})
+    answer = raw.parse()
     assert (answer.choices[0].message.content, answer.usage.completion_tokens) == ("Hi there", 2)
-    assert answer._request_id == "sdk-1"
+    assert raw.headers["x-request-id"] == "sdk-1"
     requested = served.script.client_request[-1]
     assert requested.client.deadline_s == pytest.approx(requested.arrival_s + 20)
 

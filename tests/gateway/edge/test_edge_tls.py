@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import asyncio.sslproto
 import contextlib
 import json
 import socket
@@ -79,19 +78,26 @@ def test_a_non_streamed_answer_that_no_client_reads_is_dropped(authority):
         assert served.app.in_flight == 0
 
 
-def test_a_connection_that_was_closed_twice_has_nothing_left_to_write():
+def test_a_connection_that_was_closed_twice_has_nothing_left_to_write(authority):
     """The second close of a TLS transport drops its protocol; a shutdown of the gateway must not fail on it."""
+    ca, folder = authority
+    server_side, client_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
+    server_side.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    ca.configure_trust(client_side)
 
     async def work() -> bool:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        loop = asyncio.get_running_loop()
-        protocol = asyncio.sslproto.SSLProtocol(loop, asyncio.Protocol(), context, None, server_side=True)
-        transport = protocol._get_app_transport()
-        transport.close()
-        transport.close()
-        timeout = WriteTimeout(transport, 30.0)
-        timeout.start()
-        timeout.stop()
-        return transport.is_closing()
+        accepted = asyncio.get_running_loop().create_future()
+        listen = asyncio.start_server(lambda *pair: accepted.set_result(pair), "127.0.0.1", 0, ssl=server_side)
+        async with await listen as server:
+            port = server.sockets[0].getsockname()[1]
+            _, client = await asyncio.open_connection("127.0.0.1", port, ssl=client_side, server_hostname="localhost")
+            transport = (await accepted)[1].transport
+            transport.close()
+            transport.close()
+            timeout = WriteTimeout(transport, 30.0)
+            timeout.start()
+            timeout.stop()
+            client.close()
+            return transport.is_closing()
 
     assert asyncio.run(work())

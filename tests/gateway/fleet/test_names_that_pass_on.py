@@ -33,14 +33,19 @@ def test_the_successor_of_an_ejected_engine_serves_immediately():
 def test_failures_of_the_predecessor_eject_no_engine():
     async def work():
         slow = ResilienceConfig(health_every_s=1.0, failures=1000, open_s=60.0, drain_s=0.3)
-        async with engines(SPEC, SPEC, SPEC) as (good, bad, new):
-            entries = [Engine(one.url, name=name) for one, name in ((good, "good"), (bad, "e"), (new, "e"))]
-            async with fleet_of(config_of(*entries[:2], resilience=slow)) as (fleet, received):
+        async with engines(*[SPEC] * 5) as (bad, new, *others):
+            names = ("good", "better", "as bad")
+            entries = [Engine(one.url, name=name) for one, name in zip(others, names, strict=True)]
+            first, second = (config_of(Engine(one.url, name="e"), *entries, resilience=slow) for one in (bad, new))
+            async with fleet_of(first) as (fleet, received):
                 for _ in range(20):
-                    fleet.record_broken_response("e", "stalled")
-                    fleet.succeeded("good")
-                await fleet.configure(config_of(entries[0], entries[2], resilience=slow))
+                    for name in ("e", "as bad"):
+                        fleet.record_broken_response(name, "stalled")
+                    for name in ("good", "better"):
+                        fleet.succeeded(name)
+                await fleet.configure(second)
                 await until(lambda: [s.up for s in received.all[-1] if s.name == "e" and s.epoch == 1] == [True])
-                assert not fleet._outliers.update(fleet._clock(), ["good", "e"])
+                await until(lambda: not received.last["as bad"].up)  # outliers are found now
+                assert received.last["e"].up
 
     run(work)

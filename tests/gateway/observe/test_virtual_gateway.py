@@ -14,7 +14,7 @@ import pytest
 from lengthwise.apps.launch.simulated import run_virtually
 from lengthwise.engine.continuous_batching import Limits
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig, bind_socket
-from lengthwise.gateway.observe.gain_monitor import _loss
+from lengthwise.gateway.observe.gain_monitor import loss_warning
 from lengthwise.gateway.observe.ordering_gain import BAD_FIT, OUT_OF_ORDER, as_json, gain, text_report
 from lengthwise.gateway.observe.replay import FCFS, WINDOWED, Service, VirtualGateway, Withheld, matched, workload_of
 from lengthwise.gateway.observe.trace import of_journal
@@ -202,7 +202,7 @@ def test_a_report_prices_windowed_if_it_is_in_use(day):
     assert all(one.name != WINDOWED for one in gain(day, Order(), draws=2).orders)
     estimate = {"decision": "no gain found"}
     estimate["orders"] = [{"name": WINDOWED, "mean": {"value": 0.2, "low": 0.1, "high": 0.3}}]
-    line = _loss(estimate, WINDOWED)
+    line = loss_warning(estimate, WINDOWED)
     assert line is not None
     assert line[0] % line[1:] == "mode windowed is slower than fcfs: mean JCT +20 % (+10 to +30). Use another mode"
 
@@ -225,18 +225,18 @@ def test_no_estimate_of_windowed_on_engines_that_do_not_behave_as_fitted(day, in
     assert found.in_order is in_order
     assert all(one.name != WINDOWED for one in found.orders)
     assert f"no estimate: the mean JCT of simulated {FCFS if in_order else WINDOWED} is off by -" in found.description
-    assert _loss(as_json(found), WINDOWED) is None
+    assert loss_warning(as_json(found), WINDOWED) is None
 
 
 def test_no_warning_where_the_interval_holds_zero_or_the_mode_was_not_simulated():
     mean = {"value": 0.1, "low": -0.1, "high": 0.3}
     estimate = {"decision": "no gain found", "orders": [{"name": WINDOWED, "mean": mean}]}
-    assert _loss(estimate, WINDOWED) is None
-    assert _loss(estimate | {"orders": [{"name": WINDOWED, "mean": mean | {"low": None}}]}, WINDOWED) is None
-    assert _loss(estimate | {"orders": []}, "isrtf") is None
+    assert loss_warning(estimate, WINDOWED) is None
+    assert loss_warning(estimate | {"orders": [{"name": WINDOWED, "mean": mean | {"low": None}}]}, WINDOWED) is None
+    assert loss_warning(estimate | {"orders": []}, "isrtf") is None
     loss = {"orders": [{"name": "isrtf", "mean": mean | {"low": 0.05}}]}
-    assert _loss(estimate | loss, "isrtf") is not None
-    assert _loss(estimate | loss | {"decision": BAD_FIT}, "isrtf") is None
+    assert loss_warning(estimate | loss, "isrtf") is not None
+    assert loss_warning(estimate | loss | {"decision": BAD_FIT}, "isrtf") is None
 
 
 def test_accepted_connections_send_small_chunks_at_once():

@@ -19,11 +19,11 @@ class Request:
         self.num_computed_tokens = self.num_preemptions = 0
         self.is_prefill_chunk = False
         self.length = 0
-        self._output: list[int] = []
+        self.output: list[int] = []
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self._output)
+        return len(self.output)
 
     def __repr__(self) -> str:
         return self.request_id
@@ -79,8 +79,8 @@ class Scheduler:
 
     def tokens(self) -> None:
         for one in list(self.running):
-            one._output.append(7)
-            if len(one._output) >= one.length:
+            one.output.append(7)
+            if len(one.output) >= one.length:
                 self.running.remove(one)
                 self.finished.append(one.request_id)
                 del self.requests[one.request_id]

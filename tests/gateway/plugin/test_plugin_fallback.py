@@ -11,7 +11,7 @@ from plugin_world import request
 from vllm_modules import in_place, schedulers
 
 from lengthwise.gateway.plugin import LengthScheduler
-from lengthwise.gateway.plugin.length_scheduler import OrderedScheduler
+from lengthwise.gateway.plugin.length_scheduler import OrderedScheduler, Preemption
 from lengthwise.gateway.plugin.vllm_adapter import TESTED, class_warnings
 
 LENGTHS = (90, 50, 10, 70, 5)
@@ -172,7 +172,7 @@ def test_a_preempted_request_is_not_lost_whatever_fails_afterwards(vllm, monkeyp
         made.schedule()
         made.tokens()
     if where == "cut":
-        monkeypatch.setattr(type(made.lengthwise._preemption), "record", lambda *_: 1 / 0)
+        monkeypatch.setattr(Preemption, "record", lambda *_: 1 / 0)
     else:
         monkeypatch.setattr(plugin_world.Scheduler, "_preempt_request", lambda *_: 1 / 0)
     made.add_request(request("short", 3, length=3))

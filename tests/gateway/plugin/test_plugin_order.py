@@ -36,7 +36,7 @@ def test_the_order_is_that_of_the_policy_within_classes_and_equal_keys_stay_in_o
     book, requests = Registry(SRTF, Clock()), []
     for k, (predicted, priority, generated) in enumerate(queue):
         one = request(f"r{k}", predicted, lengthwise_class=priority)
-        one._output = [1] * generated
+        one.output = [1] * generated
         requests.append(one)
         book.add(one)
 
@@ -94,7 +94,7 @@ def test_putting_the_moved_in_their_places_gives_the_order_that_sorting_gives(ev
         book.add(waiting[-1])
         if event == "o" and running:
             one = running.pop()
-            one._output.extend([1] * predicted)
+            one.output.extend([1] * predicted)
             book.on_preempted(one)
             waiting.appendleft(one)
         if event == "-":
@@ -298,7 +298,7 @@ def test_predictions_are_read_again_every_window():
     one = request("one", 60, lengthwise_later=[50, 120, 100, 400])
     entry = book.add(one)
     for generated, predicted in ((0, 60), (49, 60), (50, 120), (99, 120), (100, 400), (399, 400)):
-        one._output = [1] * generated
+        one.output = [1] * generated
         assert book.lengths(entry)[1] == max(1, predicted - generated)
 
 

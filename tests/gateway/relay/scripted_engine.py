@@ -174,7 +174,7 @@ class Scripted:
         self, seen: Seen, fault: Fault | None, writer: asyncio.StreamWriter, stopped: asyncio.Future[bytes]
     ) -> None:
         body, chat = seen.body, "messages" in seen.body
-        prompt = self._prompt(body)
+        prompt = self.prompt_of(body)
         most = body.get("max_completion_tokens") or body.get("max_tokens") or 16
         frame = {"id": f"cmpl-{self.port}-{len(self.seen)}", "created": 1, "model": body["model"]}
         if not body.get("stream"):
@@ -249,7 +249,7 @@ class Scripted:
         if stopped.done():
             raise ConnectionResetError
 
-    def _prompt(self, body: dict[str, Any]) -> list[int]:
+    def prompt_of(self, body: dict[str, Any]) -> list[int]:
         if "messages" in body:
             return encode("".join(f"<{one['role']}>{one['content']}" for one in body["messages"]) + "<a>")
         prompt = body["prompt"]

@@ -14,7 +14,7 @@ from scripted_engine import Scripted
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.relay import open_session
-from lengthwise.gateway.relay.relay import resume_point
+from lengthwise.gateway.relay.relay import resumable_tokens
 from lengthwise.gateway.relay.responses import AssembledResponse, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.serve import Gateway
@@ -152,7 +152,7 @@ async def kept_by(url):
     state = TrackedStream(ResponseOptions("completions", stream=True, usage=False, usage_each=False, ids=True))
     state.feed(event("ab", [5, 6]))
     try:
-        return await resume_point(state, FixedWorker("w", url, IDS, session), "m")
+        return await resumable_tokens(state, FixedWorker("w", url, IDS, session), "m")
     finally:
         await session.close()
 

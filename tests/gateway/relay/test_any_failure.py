@@ -42,7 +42,7 @@ async def meddle(w: World, dice: random.Random) -> None:
     """Cuts and moves requests, whether anything asks for it or not."""
     while True:
         await asyncio.sleep(0.01)
-        present = [ticket for ticket in w.driver._tickets.values() if ticket.worker and ticket.request.preemptible]
+        present = [ticket for ticket in w.driver.tickets.values() if ticket.worker and ticket.request.preemptible]
         if present:
             dice.choice(present).interrupt(dice.choice((PREEMPTED, WORKER_GONE)))
 
@@ -74,7 +74,7 @@ async def one(w: World, dice: random.Random, number: int) -> None:
     body = requested(dice, number)
     await asyncio.sleep(0.3 * dice.random())
     reply = await w.submit(body, api="chat" if "messages" in body else "completions")
-    ids, text = answer(w.engines[0]._prompt(body), body["max_tokens"])
+    ids, text = answer(w.engines[0].prompt_of(body), body["max_tokens"])
     if body["stream"] and reply.status == 200:
         check_stream(reply, ids, text, asked_ids=body["return_token_ids"])
     else:

@@ -112,14 +112,31 @@ def test_a_tenant_regains_its_retry_budget_with_its_own_requests():
 
 
 def test_of_owners_without_number_few_are_remembered():
+    """An owner whose budget is not full is remembered until MAX_OWNERS such owners have retried after it."""
+    for others, forgotten in ((MAX_OWNERS - 1, False), (MAX_OWNERS, True)):
+        budget = RetryBudget(1.0)
+        exhaust(budget, "a")
+        for owner in range(others):
+            budget.deposit("")
+            assert budget.take(owner)
+        assert budget.take("a") == forgotten
+
+
+def test_owners_whose_budget_is_full_again_are_not_counted():
     budget = RetryBudget(1.0)
+    exhaust(budget, "a")
     for owner in range(3 * MAX_OWNERS):
-        budget.deposit(owner)
         assert budget.take(owner)
-    assert len(budget._left_of) == MAX_OWNERS
-    for owner in range(3 * MAX_OWNERS):
         budget.deposit(owner)
-    assert not budget._left_of, "who has all of it back is forgotten"
+    assert not budget.take("a")
+
+
+def exhaust(budget, owner):
+    """Take all retries of an owner. Deposits of another fill the budget that all share."""
+    for _ in range(int(MAX_OWNER_RETRIES)):
+        assert budget.take(owner)
+        budget.deposit("")
+    assert not budget.take(owner)
 
 
 def test_one_tenant_whose_requests_always_fail_does_not_spend_the_retries_of_others():

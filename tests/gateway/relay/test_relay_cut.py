@@ -47,7 +47,7 @@ def test_greedy_output_is_identical_cut_and_uncut(api: str, per_chunk: int):
         engine = Scripted(step_s=0.001, per_chunk=per_chunk)
         async with world([engine], cap=1, order=EAGER) as w:
             reply = await cut_often(w, body, api)
-            prompt = engine._prompt(body)
+            prompt = engine.prompt_of(body)
             _, text = answer(prompt, 300)
             assert w.ledger.cause.count("preemption") >= 3
             assert reply.text == text
@@ -112,7 +112,7 @@ def test_a_finished_output_does_not_continue_if_preempted_before_its_stream_ends
         async with world([engine], cap=1, order=EAGER) as w:
             finished = asyncio.ensure_future(w.submit({**LONG, "max_tokens": 30}))
             await until(lambda: w.ledger.tokens_of[1] == 30)
-            (ticket,) = w.driver._tickets.values()
+            (ticket,) = w.driver.tickets.values()
             ticket.interrupt(PREEMPTED)  # the engine has sent the end, and keeps the stream open
             reply = await finished
             assert reply.finishes == ["length"]

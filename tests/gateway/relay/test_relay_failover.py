@@ -39,7 +39,7 @@ def test_the_stream_goes_on_from_another_engine_without_a_gap_or_a_repeat(kind: 
                 engines[0].plan = [Fault(kind, after)]
                 engines[1].plan = [Fault(kind, after)] if not engines[0].seen else []
                 reply = await w.submit(body, api=api)
-                prompt = engines[0]._prompt(body)
+                prompt = engines[0].prompt_of(body)
                 assert reply.text == answer(prompt, 60)[1]
                 assert reply.finishes == ["length"]
                 assert [one["completion_tokens"] for one in reply.usages] == [60]
@@ -56,7 +56,7 @@ def test_an_engine_killed_between_the_last_token_and_done_leaves_a_complete_answ
         async with world([Scripted(plan=[Fault("die", 60), Fault("die", 60)])]) as w:
             for body, api in ((BODY, "completions"), (CHAT, "chat")):
                 reply = await w.submit(body, api=api)
-                assert reply.text == answer(w.engines[0]._prompt(body), 60)[1]
+                assert reply.text == answer(w.engines[0].prompt_of(body), 60)[1]
                 assert reply.finishes == ["length"]
                 assert [one["completion_tokens"] for one in reply.usages] == [60]
                 assert reply.events[-1] == "[DONE]"

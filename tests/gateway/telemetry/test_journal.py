@@ -212,11 +212,17 @@ def test_a_file_that_is_no_journal_is_reported(tmp_path) -> None:
         write(tmp_path / "no" / "such" / "j.jsonl", [])
 
 
-def test_a_disk_that_takes_nothing_holds_nothing_up(tmp_path, caplog) -> None:
+def fill_disk(monkeypatch) -> None:
+    def write(file: int, data) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+
+
+def test_a_disk_that_takes_nothing_holds_nothing_up(tmp_path, caplog, monkeypatch) -> None:
     async def go() -> Journal:
-        journal = Journal("/dev/full", flush_s=60)
-        journal._head = b""
-        async with journal:
+        async with Journal(tmp_path / "j", flush_s=60) as journal:
+            fill_disk(monkeypatch)
             for row in rows(5):
                 journal.append(row)
                 await journal.flush()
@@ -227,14 +233,13 @@ def test_a_disk_that_takes_nothing_holds_nothing_up(tmp_path, caplog) -> None:
     assert caplog.text.count("cannot be written") == 1, "once, however often it is tried"
 
 
-def test_rows_that_a_full_disk_refuses_are_serialized_once(monkeypatch) -> None:
+def test_rows_that_a_full_disk_refuses_are_serialized_once(tmp_path, monkeypatch) -> None:
     serialized = []
     monkeypatch.setattr(journal_module, "as_dict", lambda row: serialized.append(row.id) or as_dict(row))
 
     async def go() -> None:
-        journal = Journal("/dev/full", flush_s=60)
-        journal._head = b""
-        async with journal:
+        async with Journal(tmp_path / "j", flush_s=60) as journal:
+            fill_disk(monkeypatch)
             for row in rows(5):
                 journal.append(row)
                 await journal.flush()

@@ -116,8 +116,7 @@ def spans():
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     exporter = memory.InMemorySpanExporter()
     tracing = Tracing("http://nobody:4318", lambda: 9.0, exporter=exporter, epoch=lambda: 1009.0)
-    yield tracing, lambda: (tracing._provider.force_flush(), exporter.get_finished_spans())[1]
-    tracing.close()
+    return tracing, lambda: (tracing.close(), exporter.get_finished_spans())[1]
 
 
 def test_a_span_goes_on_with_the_clients_trace_and_into_the_engine(spans) -> None:

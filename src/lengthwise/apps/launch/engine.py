@@ -49,27 +49,22 @@ class FailedError(LengthwiseError):
 
 @dataclass
 class Draft:
-    """The output of a request so far, which a later attempt may continue.
+    """The output of a request so far, which a later attempt may continue."""
 
-    Attributes:
-        text: Texts of the chunks. After an interruption, the first one is the saved text.
-        prompt_ids: Token ids of the prompt, or () if the engine does not report them.
-        output_ids: Token ids of the output, or [] if the engine does not report them.
-        retained: Number of tokens from before the interruption.
-        is_exact: Whether ``output_ids`` give exactly this text, so that the output can be continued from them.
-        token_count: Function that returns the number of tokens so far, for an engine that adds ``output_ids`` only when
-            it is interrupted.
-        fixed_prefix: Numbers of leading chunks and of leading tokens that are known to have the same text. None means
-            that all chunks have the text of all tokens.
-    """
-
+    # Texts of the chunks. After an interruption, the first one is the saved text.
     text: list[str] = field(default_factory=list)
-    prompt_ids: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()  # token ids of the prompt, or () if the engine does not report them
+    # token ids of the output, or [] if the engine does not report them
     output_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    retained: int = 0
+    retained: int = 0  # number of tokens from before the interruption
+    # whether ``output_ids`` give exactly this text, so that the output can be continued from them
     is_exact: bool = True
+    # function that returns the number of tokens so far, for an engine that adds ``output_ids`` only when it is
+    # interrupted
     token_count: Callable[[], int] | None = None
+    # Numbers of leading chunks and of leading tokens that are known to have the same text. None means that all chunks
+    # have the text of all tokens.
     fixed_prefix: tuple[int, int] | None = None
 
     @property
@@ -129,10 +124,7 @@ class Engine(Protocol):
         """Return the output of a request.
 
         An interrupted output in ``draft`` is continued, and new chunks are appended to ``draft`` as they arrive.
-        Cancelling the call stops the engine's work on the request.
-
-        Raises:
-            FailedError: There is no valid answer.
+        Cancelling the call stops the engine's work on the request. Raises FailedError if there is no valid answer.
         """
 
     async def has_died(self, within_s: float) -> bool:

@@ -35,32 +35,24 @@ Deployed = Callable[[ModelPlan], Deployment]  # returns the deployment of a plan
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Configuration of a model's engines: what they load, how they start, and what requests to them contain.
+    """Configuration of a model's engines: what they load, how they start, and what requests to them contain."""
 
-    Attributes:
-        name: Name of the model in the application.
-        weights: Hugging Face id or folder of the weights. None means the catalog's weights of the plan's model.
-        served: Name of the model in requests. "" means the first model that the engine lists.
-        command: Command that starts an engine. "" means vLLM's. Placeholders are ``{weights}``, ``{name}``, ``{host}``,
-            ``{port}``, ``{tp}``, ``{pp}``, ``{gpus}`` and ``{max_model_len}``.
-        environment: Environment variables in addition to those of this process.
-        max_num_seqs: Concurrent requests of a replica that has its own ``command`` or no planned deployment.
-        max_model_len: Value of ``{max_model_len}`` in ``command``.
-        sleeps: Whether engines are put to sleep when they are not needed, by ``/sleep`` and ``/wake_up`` of vLLM's
-            development mode (CUDA, ROCm, XPU). If ``/sleep`` fails, the engine is stopped instead. vLLM's CPU build
-            refuses to start with ``--enable-sleep-mode`` ("Sleep mode is not supported on current platform", 0.32).
-        body: Additional fields of every request.
-    """
-
-    name: str
+    name: str  # name of the model in the application
+    # Hugging Face id or folder of the weights. None means the catalog's weights of the plan's model.
     weights: str | None = None
-    served: str = ""
+    served: str = ""  # name of the model in requests. "" means the first model that the engine lists
+    # Command that starts an engine. "" means vLLM's. Placeholders are ``{weights}``, ``{name}``, ``{host}``,
+    # ``{port}``, ``{tp}``, ``{pp}``, ``{gpus}`` and ``{max_model_len}``.
     command: str = ""
+    # environment variables in addition to those of this process
     environment: Mapping[str, str] = field(default_factory=dict)
-    max_num_seqs: int = 256
-    max_model_len: int | None = None
+    max_num_seqs: int = 256  # concurrent requests of a replica that has its own ``command`` or no planned deployment
+    max_model_len: int | None = None  # value of ``{max_model_len}`` in ``command``
+    # Whether engines are put to sleep when they are not needed, by ``/sleep`` and ``/wake_up`` of vLLM's development
+    # mode (CUDA, ROCm, XPU). If ``/sleep`` fails, the engine is stopped instead. vLLM's CPU build refuses to start with
+    # ``--enable-sleep-mode`` ("Sleep mode is not supported on current platform", 0.32).
     sleeps: bool = False
-    body: Mapping[str, object] = field(default_factory=dict)
+    body: Mapping[str, object] = field(default_factory=dict)  # additional fields of every request
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -73,9 +65,7 @@ class EngineConfig:
         """Return the command that starts a replica on a port.
 
         ``gpus`` are numbered as in ``CUDA_VISIBLE_DEVICES``. Without ``command``, it is vLLM's for ``deployed(plan)``.
-
-        Raises:
-            InputError: There is neither a ``command`` nor ``deployed``.
+        Raises InputError if there is neither a ``command`` nor ``deployed``.
         """
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **self.environment}
         if self.command:
@@ -213,19 +203,12 @@ class Process:
 
 @dataclass(frozen=True)
 class EngineTimeouts:
-    """Time limits of engines, in seconds.
+    """Time limits of engines, in seconds."""
 
-    Attributes:
-        ready_s: From the start of an engine until it is ready.
-        grace_s: From SIGTERM until an engine that has not exited is killed.
-        stall_s: Longest time without a byte of an answer, including the wait for the first one.
-        request_s: From the start of a request until its end.
-    """
-
-    ready_s: float = process.READY_S
-    grace_s: float = process.GRACE_S
-    stall_s: float = 120.0
-    request_s: float = 3600.0
+    ready_s: float = process.READY_S  # from the start of an engine until it is ready
+    grace_s: float = process.GRACE_S  # from SIGTERM until an engine that has not exited is killed
+    stall_s: float = 120.0  # longest time without a byte of an answer, including the wait for the first one
+    request_s: float = 3600.0  # from the start of a request until its end
 
     def server(self, url: str, config: EngineConfig) -> Server:
         """Return the address, time limits and fields with which the client sends requests to an engine."""
@@ -249,16 +232,11 @@ class LocalLauncher(Launcher):
     """Starts a process for each replica. The process sees only the replica's GPUs.
 
     The engines end when this Python process ends, even if it is killed.
-
-    Attributes:
-        models: Configuration of each model's engines, by model number.
-        logs: Folder of the engines' logs.
-        deployed: Returns the deployment of a plan, from which vLLM's command follows.
     """
 
-    models: Sequence[EngineConfig]
-    logs: Path
-    deployed: Deployed | None = None
+    models: Sequence[EngineConfig]  # configuration of each model's engines, by model number
+    logs: Path  # folder of the engines' logs
+    deployed: Deployed | None = None  # returns the deployment of a plan, from which vLLM's command follows
     timeouts: EngineTimeouts = DEFAULT
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
     running: dict[int, tuple[HttpEngine, Process, EngineConfig]] = field(default_factory=dict, init=False)

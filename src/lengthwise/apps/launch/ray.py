@@ -26,7 +26,7 @@ _PLACEMENT_S = 60.0
 
 
 class RayEngine:
-    """An actor that runs an engine process on its node. The process ends with the actor.
+    """An actor that runs an engine ``process`` on its node. The process ends with the actor.
 
     ``launch`` returns the command for GPU numbers of the node, a host and a port. ``log_path`` is on the node.
     """
@@ -44,28 +44,28 @@ class RayEngine:
         if not assigned:  # Ray assigned another resource than GPUs: take the visible GPUs, or the first ones
             visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or "").split(",")
             assigned = [int(gpu) for gpu in visible if gpu.isdigit()] or list(range(gpus))
-        self._process = Process(lambda port: launch(tuple(assigned), host, port), self._log, limits, host)
+        self.process = Process(lambda port: launch(tuple(assigned), host, port), self._log, limits, host)
 
     def start(self) -> str:
         """Start the process, and return the address once the engine is ready."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        return self._process.start_blocking()
+        return self.process.start_blocking()
 
     def is_alive(self) -> bool:
         """Return whether the process runs."""
-        return self._process.is_alive
+        return self.process.is_alive
 
     def stop(self, *, at_once: bool) -> None:
         """End the process."""
-        self._process.stop_blocking(at_once=at_once)
+        self.process.stop_blocking(at_once=at_once)
 
     def cancel_start(self) -> None:
         """Cancel the start of the process."""
-        self._process.cancel_start()
+        self.process.cancel_start()
 
     def force_stop(self) -> None:
         """Kill the process instead of waiting for its end."""
-        self._process.force_stop()
+        self.process.force_stop()
 
 
 def import_ray() -> Any:
@@ -95,23 +95,15 @@ class RayLauncher(Launcher):
 
     Actors start, watch and stop the processes; requests go straight to the engines. Ray chooses the GPUs: of those
     that ``start`` receives, only the number matters.
-
-    Attributes:
-        models: Configuration of each model's engines, by model number.
-        logs: Folder of the engines' logs, on the nodes.
-        address: Address of the cluster; "local" starts a cluster on this machine.
-        deployed: Returns the deployment of a plan, from which vLLM's command follows.
-        gpus: Number of GPUs of a "local" cluster. None means all GPUs that Ray finds.
-        resource: Ray's name of the GPUs.
     """
 
-    models: Sequence[EngineConfig]
-    logs: Path
-    address: str = "auto"
-    deployed: Deployed | None = None
+    models: Sequence[EngineConfig]  # configuration of each model's engines, by model number
+    logs: Path  # folder of the engines' logs, on the nodes
+    address: str = "auto"  # address of the cluster; "local" starts a cluster on this machine
+    deployed: Deployed | None = None  # returns the deployment of a plan, from which vLLM's command follows
     timeouts: EngineTimeouts = DEFAULT
-    gpus: int | None = None
-    resource: str = "GPU"
+    gpus: int | None = None  # number of GPUs of a "local" cluster; None means all GPUs that Ray finds
+    resource: str = "GPU"  # Ray's name of the GPUs
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
     running: dict[int, _Placed] = field(default_factory=dict, init=False)
     placed: set[_Placed] = field(default_factory=set, init=False)

@@ -108,20 +108,13 @@ class SimulatedEngine:
 
 @dataclass
 class SimulatedLauncher(Launcher):
-    """Starts simulated replicas. A start takes as long in virtual time as the planner assumes for a real one.
+    """Starts simulated replicas. A start takes as long in virtual time as the planner assumes for a real one."""
 
-    Attributes:
-        names: Name of each model, by model number.
-        deployed: Returns the deployment of a plan: cost tables, memory, limits.
-        seconds: Returns the seconds that the planner assumes for "start", "stop", "sleep" or "wake" of a replica.
-        sleeps: Returns whether engines of a plan sleep instead of stopping.
-    """
-
-    names: Sequence[str]
-    deployed: Deployed
+    names: Sequence[str]  # name of each model, by model number
+    deployed: Deployed  # returns the deployment of a plan: cost tables, memory, limits
     lengths: Lengths
-    seconds: Seconds
-    sleeps: Callable[[ModelPlan], bool] = lambda _: False
+    seconds: Seconds  # returns the seconds that the planner assumes for "start", "stop", "sleep" or "wake" of a replica
+    sleeps: Callable[[ModelPlan], bool] = lambda _: False  # returns whether engines of a plan sleep instead of stopping
     starts: int = field(default=0, init=False)
     _is_forced: bool = field(default=False, init=False)
     _plans: dict[int, ModelPlan] = field(default_factory=dict, init=False)

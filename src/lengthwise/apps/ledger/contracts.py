@@ -59,25 +59,16 @@ class Lease:
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a lease, and the state in which it leaves the task.
-
-    Attributes:
-        fence: Fence of the lease. If the lease is no longer valid, only the output is recorded, under its key.
-        state: DONE (with key and output), SKIPPED, DEAD (with error), or READY (to be tried again, with error).
-        key: Key of the request, in hex.
-        error: Cause of the failure.
-        not_before_s: Time from which a READY task may be leased again.
-        counts: Whether a READY task has used up an attempt. An interrupted task has not.
-    """
+    """The end of a lease, and the state in which it leaves the task."""
 
     task: int
-    fence: int
-    state: State
-    key: str | None = None
+    fence: int  # fence of the lease; if the lease is no longer valid, only the output is recorded, under its key
+    state: State  # DONE (with key and output), SKIPPED, DEAD (with error), or READY (to be tried again, with error)
+    key: str | None = None  # key of the request, in hex
     output: Output | None = None
-    error: str | None = None
-    not_before_s: float = 0.0
-    counts: bool = True
+    error: str | None = None  # cause of the failure
+    not_before_s: float = 0.0  # time from which a READY task may be leased again
+    counts: bool = True  # whether a READY task has used up an attempt; an interrupted task has not
 
 
 @dataclass(frozen=True)

@@ -129,24 +129,18 @@ _BATCHES = {
 
 
 class Store(ABC):
-    """A database with atomic transactions, whose errors are those of lengthwise.
+    """A database with atomic transactions, whose errors are those of lengthwise."""
 
-    Attributes:
-        where: Place of the database for messages, without a password.
-        sql: Statements by name.
-        words: Words of statements that differ between databases, among them ``numbers`` and ``texts`` (conditions that
-            a column is in a list of such values), ``lock`` (locks selected rows until the end of the transaction), and
-            ``skip`` (locks selected rows, but omits rows that another transaction has locked).
-        empty: Statements that delete all tasks and edges.
-        filled: Statements that run after tasks were inserted.
-    """
-
+    # Words of statements that differ between databases, among them ``numbers`` and ``texts`` (conditions that a column
+    # is in a list of such values), ``lock`` (locks selected rows until the end of the transaction), and ``skip`` (locks
+    # selected rows, but omits rows that another transaction has locked).
     words: ClassVar[Mapping[str, str]]
-    empty: ClassVar[tuple[str, ...]]
-    filled: ClassVar[tuple[str, ...]]
+    empty: ClassVar[tuple[str, ...]]  # statements that delete all tasks and edges
+    filled: ClassVar[tuple[str, ...]]  # statements that run after tasks were inserted
 
     def __init__(self, where: str, *, read_only: bool, timeout_s: float) -> None:
-        self.where, self._read_only, self._timeout_s = where, read_only, timeout_s
+        self.where = where  # place of the database for messages, without a password
+        self._read_only, self._timeout_s = read_only, timeout_s
         self._lock = threading.RLock()
         self.tables = [statement.format(**self.words) for statement in TABLES]
         self.sql = {name: statement.format(**self.words) for name, statement in _STATEMENTS.items()}

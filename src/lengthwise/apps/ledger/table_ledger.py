@@ -55,10 +55,8 @@ class Ledger:
         """Insert the tasks of a run. Return True if the ledger already has them, so that the run is resumed.
 
         ``identity`` is a hash of everything that determines the tasks. Tasks of another identity are replaced, and
-        their leases become invalid, but all outputs remain.
-
-        Raises:
-            InputError: The identity is empty, or the ledger has another number of tasks under it.
+        their leases become invalid, but all outputs remain. Raises InputError if the identity is empty, or the ledger
+        has another number of tasks under it.
         """
         if not identity:
             raise InputError("the identity of a run must be a text that is not empty")
@@ -109,10 +107,8 @@ class Ledger:
 
         A lease is valid until it ends, ``expire`` makes its task ready, or ``open`` replaces the tasks. A WAITING task
         becomes READY when its last parent is DONE or SKIPPED, and BLOCKED when a task that it depends on is DEAD. The
-        first output of a key stays, whichever lease produced it.
-
-        Raises:
-            InputError: An ending lacks what its state needs. Then nothing is recorded.
+        first output of a key stays, whichever lease produced it. Raises InputError if an ending lacks what its state
+        needs. Then nothing is recorded.
         """
         for ending in endings:
             state = State(ending.state).name

@@ -3,6 +3,7 @@ from .methods import Effort as Effort
 from .planner import DEFAULT as DEFAULT
 from .planner import PlanOptions as PlanOptions
 from .planner import plan as plan
+from .planner import plan_json as plan_json
 from .planner import what_if as what_if
 from .planner import write_plan as write_plan
 from .space import Served as Served

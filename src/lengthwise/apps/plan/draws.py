@@ -79,22 +79,15 @@ def depths(child: Ints, parent: Ints, n: int) -> Ints:
 
 @dataclass(frozen=True)
 class ModelLoad:
-    """The present tasks of one model, in the order of their numbers.
+    """The present tasks of one model, in the order of their numbers."""
 
-    Attributes:
-        task: [k] number of each task.
-        prompt: [k] prompt tokens.
-        output: [k] output tokens.
-        flops: Coefficients (a, b): x computed tokens of a task take a x + b x^2 FLOPs, as in ``metrics.model_flops``.
-        inner: Child and parent of each dependency within the model, as positions in ``task``.
-        outer: Child (position in ``task``) and parent (number of the task) of each dependency on another model.
-    """
-
-    task: Ints
-    prompt: Ints
-    output: Ints
+    task: Ints  # [k] number of each task
+    prompt: Ints  # [k] prompt tokens
+    output: Ints  # [k] output tokens
+    # coefficients (a, b): x computed tokens of a task take a x + b x^2 FLOPs, as in ``metrics.model_flops``
     flops: tuple[float, float]
-    inner: tuple[Ints, Ints]
+    inner: tuple[Ints, Ints]  # child and parent of each dependency within the model, as positions in ``task``
+    # child (position in ``task``) and parent (number of the task) of each dependency on another model
     outer: tuple[Ints, Ints]
 
     def __len__(self) -> int:
@@ -114,23 +107,14 @@ class ModelLoad:
 
 @dataclass(frozen=True)
 class Load:
-    """The present tasks of a sample, grouped by model.
+    """The present tasks of a sample, grouped by model."""
 
-    Attributes:
-        models: Tasks of each model.
-        parents: For each model, the other models whose outputs its tasks use.
-        order: Models, parents before children unless there are cycles.
-        is_cyclic: Whether some models wait for one another.
-        position: [tasks] position of each task in the ``ModelLoad`` of its model.
-        model: [tasks] number of each task's model.
-    """
-
-    models: tuple[ModelLoad, ...]
-    parents: tuple[frozenset[int], ...]
-    order: tuple[int, ...]
-    is_cyclic: bool
-    position: Ints
-    model: Ints
+    models: tuple[ModelLoad, ...]  # tasks of each model
+    parents: tuple[frozenset[int], ...]  # for each model, the other models whose outputs its tasks use
+    order: tuple[int, ...]  # models, parents before children unless there are cycles
+    is_cyclic: bool  # whether some models wait for one another
+    position: Ints  # [tasks] position of each task in the ``ModelLoad`` of its model
+    model: Ints  # [tasks] number of each task's model
 
     @cached_property
     def parts(self) -> tuple[frozenset[int], ...]:

@@ -215,18 +215,12 @@ STEPS: tuple[Chooser, ...] = (
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits of a search.
+    """Limits of a search."""
 
-    Attributes:
-        width: Number of unfinished plans that the beam search extends at a time.
-        beam_tasks: Limit of the beam search: the number of simulated stages times the number of tasks.
-        improve_tasks: The same limit of the local improvement.
-        share: Maximum seconds of the search, as ``SearchBudget`` counts them, as a share of the best known makespan.
-    """
-
-    width: int = 3
-    beam_tasks: float = 4e6
-    improve_tasks: float = 4e6
+    width: int = 3  # number of unfinished plans that the beam search extends at a time
+    beam_tasks: float = 4e6  # limit of the beam search: the number of simulated stages times the number of tasks
+    improve_tasks: float = 4e6  # the same limit of the local improvement
+    # maximum seconds of the search, as ``SearchBudget`` counts them, as a share of the best known makespan
     share: float = 0.005
 
 

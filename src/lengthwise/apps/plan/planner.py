@@ -87,43 +87,27 @@ MIN_SHARE = 0.003
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of planning.
+    """Options of planning."""
 
-    Attributes:
-        method: "lengthwise", or a name in ``METHODS``.
-        additional: Methods whose plans are compared with the plan of ``method``.
-        quantile: Quantile of the samples' makespans to minimize. None minimizes their mean.
-        clock: Function that returns seconds, to measure ``search_s``.
-        known: Plans that "lengthwise" also considers, if they fit.
-    """
-
-    method: str = DEFAULT
-    additional: tuple[str, ...] = tuple(METHODS)
-    quantile: float | None = None
+    method: str = DEFAULT  # "lengthwise", or a name in ``METHODS``
+    additional: tuple[str, ...] = tuple(METHODS)  # methods whose plans are compared with the plan of ``method``
+    quantile: float | None = None  # quantile of the samples' makespans to minimize; None minimizes their mean
     effort: Effort = field(default_factory=Effort)
-    clock: Callable[[], float] = time.perf_counter
-    known: tuple[Planned, ...] = ()
+    clock: Callable[[], float] = time.perf_counter  # function that returns seconds, to measure ``search_s``
+    known: tuple[Planned, ...] = ()  # plans that "lengthwise" also considers, if they fit
 
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """A plan that a method found.
-
-    Attributes:
-        planned_s: Mean (or the requested quantile) of the makespan on the samples used for planning.
-        search_s: Seconds that the search would take by the clock without earlier simulations.
-        cost_s: Counted seconds (``SearchBudget``) of the search, which reused earlier simulations.
-        elapsed_s: Seconds of the search by the clock.
-        lead_s: Part of ``search_s`` before engines of the first stage can start.
-    """
+    """A plan that a method found."""
 
     name: str
     planned: Planned
-    planned_s: float
-    search_s: float
-    cost_s: float
-    elapsed_s: float
-    lead_s: float
+    planned_s: float  # mean (or the requested quantile) of the makespan on the samples used for planning
+    search_s: float  # seconds that the search would take by the clock without earlier simulations
+    cost_s: float  # counted seconds (``SearchBudget``) of the search, which reused earlier simulations
+    elapsed_s: float  # seconds of the search by the clock
+    lead_s: float  # part of ``search_s`` before engines of the first stage can start
 
 
 def search_results(
@@ -478,7 +462,12 @@ def faster_disk(times: SwitchTimes, factor: float) -> SwitchTimes:
 
 
 def write_plan(path: Path | str, plan: AppPlan) -> None:
-    """Write a plan as JSON, with NaN as null."""
+    """Write ``plan_json`` to a file."""
+    write_atomic(path, plan_json(plan).encode())
+
+
+def plan_json(plan: AppPlan) -> str:
+    """Return a plan as JSON, with NaN as null."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -488,4 +477,4 @@ def write_plan(path: Path | str, plan: AppPlan) -> None:
         return None if isinstance(value, float) and math.isnan(value) else value
 
     content = {"format": PLAN_FORMAT, **plain(asdict(plan)), "idle_s": plan.idle_s}
-    write_atomic(path, (json.dumps(content, allow_nan=False) + "\n").encode())
+    return json.dumps(content, allow_nan=False) + "\n"

@@ -47,17 +47,14 @@ class SwitchRates:
 
 @dataclass(frozen=True)
 class SwitchTimes:
-    """Times to start, wake, stop or put to sleep a replica. Times that were not measured follow from ``rates``.
+    """Times to start, wake, stop or put to sleep a replica. Times that were not measured follow from ``rates``."""
 
-    Attributes:
-        measured: Seconds by (model, GPU, tp, pp, one of ``HOWS``).
-        wakes: Whether engines without a measured "wake" sleep instead of stopping, and wake on the same GPUs.
-        restarts_all: Whether a change of plan restarts all replicas of the model, as in SamuLLM (section 5.1).
-    """
-
+    # seconds by (model, GPU, tp, pp, one of ``HOWS``)
     measured: Mapping[tuple[str, str, int, int, str], float] = field(default_factory=dict)
     rates: SwitchRates = SwitchRates()
+    # whether engines without a measured "wake" sleep instead of stopping, and wake on the same GPUs
     wakes: bool = False
+    # whether a change of plan restarts all replicas of the model, as in SamuLLM (section 5.1)
     restarts_all: bool = False
 
     def seconds(self, name: str, weight_bytes: float, plan: ModelPlan, how: str) -> float:

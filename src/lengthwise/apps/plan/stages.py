@@ -28,36 +28,25 @@ MAX_CACHED_TASKS = 10_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """The progress of a model's [k] tasks. Equal progress has equal keys.
-
-    Attributes:
-        produced: [k] number of tokens produced.
-        completed_s: [k] completion time on the application's clock; infinite for unfinished tasks.
-    """
+    """The progress of a model's [k] tasks. Equal progress has equal keys."""
 
     key: Hashable
-    produced: Ints
-    completed_s: Floats
+    produced: Ints  # [k] number of tokens produced
+    completed_s: Floats  # [k] completion time on the application's clock; infinite for unfinished tasks
 
 
 @dataclass(frozen=True)
 class Run:
-    """The simulated execution of a model's remaining tasks under a plan. Equal runs have equal keys.
-
-    Attributes:
-        before: Work completed before the run.
-        first_token_s: [k] time of the first token, from the start of the run; infinite for tasks that are not in it.
-        finish_s: [k] time of the last token, from the start of the run.
-        is_complete: Whether the run finishes all tasks, because none waits for a model that does not run.
-    """
+    """The simulated execution of a model's remaining tasks under a plan. Equal runs have equal keys."""
 
     plan: ModelPlan
     load: ModelLoad
-    before: Work
+    before: Work  # work completed before the run
     key: Hashable
+    # [k] time of the first token, from the start of the run; infinite for tasks that are not in it
     first_token_s: Floats
-    finish_s: Floats
-    is_complete: bool
+    finish_s: Floats  # [k] time of the last token, from the start of the run
+    is_complete: bool  # whether the run finishes all tasks, because none waits for a model that does not run
 
     @cached_property
     def seconds(self) -> float:
@@ -126,25 +115,19 @@ class Runs:
         fast: Whether the run of a model after a change of plan is not simulated, but taken from a complete run under
             the new plan, from equal progress on. This is accurate enough to compare plans.
         known: Another instance for the same sample. Runs of models that have completed no work come from its cache.
-
-    Attributes:
-        fresh: The progress of each model before the start, which is none.
-        simulated_requests: Number of requests in the ``simulated_runs`` so far.
-        clock: Function that returns seconds. If None, simulations are not timed.
-        duration_s: Seconds that each simulation took, by key of the run.
-        requested: Keys of all runs requested since the caller last cleared it.
     """
 
     def __init__(self, load: Load, space: Space, *, fast: bool = False, known: Runs | None = None) -> None:
         self.load, self.space, self.fast = load, space, fast
         self.cached: dict[Hashable, Run] = dict(known.cached) if known else {}
         self._known = known
+        # the progress of each model before the start, which is none
         self.fresh = [Work("fresh", np.zeros(len(m), np.int64), np.full(len(m), np.inf)) for m in load.models]
         self._cached_tasks = sum(len(run.load) for run in self.cached.values())
         self.simulated_requests = self.simulated_runs = 0
-        self.clock: Callable[[], float] | None = None
-        self.duration_s: dict[Hashable, float] = {}
-        self.requested: set[Hashable] = set()
+        self.clock: Callable[[], float] | None = None  # returns seconds; None: simulations are not timed
+        self.duration_s: dict[Hashable, float] = {}  # seconds that each simulation took, by key of the run
+        self.requested: set[Hashable] = set()  # keys of all runs requested since the caller last cleared it
 
     def run(self, plan: ModelPlan, before: Work, arrival_s: Floats | None = None) -> Run:
         """Return the run of a model under a plan, from the work ``before`` to its end.
@@ -324,20 +307,15 @@ class Delay:
 
 @dataclass(frozen=True)
 class SimulatedStage:
-    """A simulated stage, which starts in ``state``.
-
-    Attributes:
-        end_s: Time at which the first model finishes. If no model can finish, the time of the last possible progress.
-        ends_by: Number of the model whose finish ends the stage, or -1 if no model can finish.
-        flops: FLOPs that all models compute in the stage.
-    """
+    """A simulated stage, which starts in ``state``."""
 
     state: State
     plans: Plans
     live: Mapping[int, Live]
+    # Time at which the first model finishes. If no model can finish, the time of the last possible progress.
     end_s: float
-    ends_by: int
-    flops: float
+    ends_by: int  # number of the model whose finish ends the stage, or -1 if no model can finish
+    flops: float  # FLOPs that all models compute in the stage
 
     @property
     def seconds(self) -> float:

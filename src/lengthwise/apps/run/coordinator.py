@@ -41,6 +41,8 @@ _TICK_S = 0.5
 class Coordinator:
     """Runs a job: follows its plan, supervises the engines and renews the leases. ``run`` may be called once.
 
+    While it runs, ``dispatchers`` has one per model, ``writer`` writes the ledger, and ``events`` are those so far.
+
     Args:
         now_s: Returns the wall clock (UTC) of leases, in seconds.
         monitor: Receives the progress every ``watch_s`` seconds, when the engines are checked.
@@ -64,7 +66,7 @@ class Coordinator:
         self._how: str | None = None
         self._forced = False
         self._error: BaseException | None = None
-        self._events: list[Event] = []
+        self.events: list[Event] = []
         self._engines: dict[int, set[str]] = {}
         self._crashes: dict[int, tuple[int, int]] = {}
         self._running: Plans = ()
@@ -89,11 +91,11 @@ class Coordinator:
         resumed, reused, failed = False, None, None
         self._start_s = loop.time()
         self._clock = Clock(self._start_s)
-        self._writer = writer = LedgerWriter(self._ledger, job.layout, job.settings.linger_s, self._on_release)
+        self.writer = writer = LedgerWriter(self._ledger, job.layout, job.settings.linger_s, self._on_release)
         shared = SharedState(job, writer, self._now_s, self._wakeup.set, self._on_engine_failure, self._on_error)
-        self._dispatchers = [ModelDispatcher(model, shared) for model in range(len(job.layout.tasks.models))]
-        self._fleet = Fleet(self._launcher, self._dispatchers, self._on_error, self._on_switch)
-        written, placement = lambda: written_tokens(shared, self._dispatchers), lambda: self._fleet.placement
+        self.dispatchers = [ModelDispatcher(model, shared) for model in range(len(job.layout.tasks.models))]
+        self._fleet = Fleet(self._launcher, self.dispatchers, self._on_error, self._on_switch)
+        written, placement = lambda: written_tokens(shared, self.dispatchers), lambda: self._fleet.placement
         overdue = partial(self._fleet.is_overdue, job.placer)
         self._tracker = PlanTracker(job, writer, self._at_s, written, placement, overdue, self._on_replan)
         try:
@@ -120,7 +122,7 @@ class Coordinator:
             resumed=resumed,
             reused=reused,
             engines={model: tuple(sorted(names)) for model, names in sorted(self._engines.items())},
-            events=tuple(self._events),
+            events=tuple(self.events),
             silent=unresponsive,
             error="" if failed is None else str(failed),
         )
@@ -132,9 +134,9 @@ class Coordinator:
         self._run_in_background(self._tracker.pending_search())
         while self._how is None:
             self._wakeup.clear()
-            if any(one.slots and one.is_idle for one in self._dispatchers):
-                await self._writer.flush()  # endings that are not recorded yet may unblock tasks of idle models
-            status = Status.of(self._job.layout, await self._writer.call(self._ledger.counts))
+            if any(one.slots and one.is_idle for one in self.dispatchers):
+                await self.writer.flush()  # endings that are not recorded yet may unblock tasks of idle models
+            status = Status.of(self._job.layout, await self.writer.call(self._ledger.counts))
             if status.is_finished:
                 return
             plans = self._tracker.step(status)
@@ -149,7 +151,7 @@ class Coordinator:
                     await self._wakeup.wait()
             except TimeoutError:
                 # Tasks become ready without an event when their backoff ends: try to lease.
-                for one in self._dispatchers:
+                for one in self.dispatchers:
                     if one.slots and one.is_idle and status.available[one.model]:
                         one.wakeup()
             if self._error is not None:
@@ -164,16 +166,16 @@ class Coordinator:
         self._wakeup.set()
 
     def _on_replan(self, what: str, description: str) -> None:
-        self._events.append(Event(self._at_s(), what, -1, (), description))
+        self.events.append(Event(self._at_s(), what, -1, (), description))
         self._wakeup.set()
 
     def _on_release(self, models: Sequence[int]) -> None:
         for model in models:
-            self._dispatchers[model].wakeup()
+            self.dispatchers[model].wakeup()
         self._wakeup.set()
 
     def _on_switch(self, what: str, plan: ModelPlan, gpus: Replica, description: str) -> None:
-        self._events.append(Event(self._at_s(), what, plan.model, gpus, description))
+        self.events.append(Event(self._at_s(), what, plan.model, gpus, description))
         if what == "ready":
             self._engines.setdefault(plan.model, set()).add(description)
 
@@ -181,7 +183,7 @@ class Coordinator:
         """Restart an engine, or end the run if engines of its model have died too often without an answer."""
         model = slot.plan.model
         if died and slot.engine is not None:
-            tokens = self._dispatchers[model].tokens
+            tokens = self.dispatchers[model].tokens
             crashes, tokens_before = self._crashes.get(model, (0, -1))
             crashes = crashes + 1 if tokens == tokens_before else 1
             self._crashes[model] = (crashes, tokens)
@@ -205,20 +207,20 @@ class Coordinator:
         while True:
             await asyncio.sleep(min(lease_s / 3, 2.0))
             now_s = self._now_s()
-            await self._writer.call(ledger.heartbeat, owner, now_s=now_s, lease_s=lease_s)
-            if await self._writer.call(ledger.expire, now_s=now_s):
-                self._on_release(range(len(self._dispatchers)))
+            await self.writer.call(ledger.heartbeat, owner, now_s=now_s, lease_s=lease_s)
+            if await self.writer.call(ledger.expire, now_s=now_s):
+                self._on_release(range(len(self.dispatchers)))
             engines = encoded_engines(self._job.layout.tasks.models, self._fleet.descriptions())
             if engines != noted:
                 noted = engines
-                await self._writer.call(ledger.set_metadata, {ENGINES + owner: noted})
-            if CANCEL in await self._writer.call(ledger.metadata):
+                await self.writer.call(ledger.set_metadata, {ENGINES + owner: noted})
+            if CANCEL in await self.writer.call(ledger.metadata):
                 self.stop("cancelled")
 
     async def _save_drafts(self) -> None:
         while True:
             await asyncio.sleep(self._job.settings.save_s)
-            for dispatcher in self._dispatchers:
+            for dispatcher in self.dispatchers:
                 await dispatcher.save()
 
     async def _supervise(self) -> None:
@@ -233,9 +235,9 @@ class Coordinator:
 
     async def progress(self) -> Progress:
         """Return the progress of the run."""
-        counts = self._by_model(await self._writer.call(self._ledger.counts))
+        counts = self._by_model(await self.writer.call(self._ledger.counts))
         now_s = asyncio.get_running_loop().time()
-        return progress_of(self._job, self._tracker, self._dispatchers, self._fleet.slots, counts, self._clock, now_s)
+        return progress_of(self._job, self._tracker, self.dispatchers, self._fleet.slots, counts, self._clock, now_s)
 
     async def _close(self) -> None:
         owner = self._job.owner
@@ -243,14 +245,14 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            await interrupt([task for one in self._dispatchers for task in one.active_tasks])
-            for dispatcher in self._dispatchers:
+            await interrupt([task for one in self.dispatchers for task in one.active_tasks])
+            for dispatcher in self.dispatchers:
                 await dispatcher.close(dispatcher.slots, save_tokens=not self._forced)
-            await self._writer.flush()
-            await self._writer.call(self._ledger.set_metadata, {OWNER + owner: "", ENGINES + owner: ""})
+            await self.writer.flush()
+            await self.writer.call(self._ledger.set_metadata, {OWNER + owner: "", ENGINES + owner: ""})
         finally:
             await self._fleet.close()
-            self._writer.close()
+            self.writer.close()
 
 
 def run_simulated(

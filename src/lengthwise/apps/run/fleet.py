@@ -27,23 +27,17 @@ Report = Callable[[str, ModelPlan, Replica, str], None]
 
 @dataclass(frozen=True)
 class Silent:
-    """An engine that does not answer.
-
-    Attributes:
-        description: Description of the engine, or "" if it has not been ready yet.
-        since_s: Time of its start or last progress, from the start of the run.
-        for_s: Seconds since ``since_s``.
-        planned_s: Planned seconds until the engine is ready. They are 0 if it was ready before, or if they are unknown.
-        is_placed: Whether ``gpus`` are GPUs. If not, they hold the engine's number among the engines of its model.
-    """
+    """An engine that does not answer."""
 
     model: int
     gpus: Replica
-    description: str
-    since_s: float
-    for_s: float
+    description: str  # description of the engine, or "" if it has not been ready yet
+    since_s: float  # time of its start or last progress, from the start of the run
+    for_s: float  # seconds since ``since_s``
+    # Planned seconds until the engine is ready. They are 0 if it was ready before, or if they are unknown.
     planned_s: float
     starts: int
+    # Whether ``gpus`` are GPUs. If not, they hold the engine's number among the engines of its model.
     is_placed: bool = True
 
     def words(self, name: str) -> str:

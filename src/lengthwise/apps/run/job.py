@@ -31,19 +31,12 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Layout:
-    """Tasks in the order of the ledger, which leases low places first. A task's place is its number in the ledger.
+    """Tasks in the order of the ledger, which leases low places first. A task's place is its number in the ledger."""
 
-    Attributes:
-        tasks: The tasks in that order. Their ``call`` is an index into ``pairs``.
-        pairs: (call, model) pairs, so that the ledger counts tasks by both.
-        task_of: [n] for each place, its task's number in the application.
-        place_of: [n] place of each task of the application.
-    """
-
-    tasks: Tasks
-    pairs: tuple[tuple[int, int], ...]
-    task_of: Ints
-    place_of: Ints
+    tasks: Tasks  # the tasks in that order; their ``call`` is an index into ``pairs``
+    pairs: tuple[tuple[int, int], ...]  # (call, model) pairs, so that the ledger counts tasks by both
+    task_of: Ints  # [n] for each place, its task's number in the application
+    place_of: Ints  # [n] place of each task of the application
 
     def parents(self, place: int) -> Ints:
         """Return the places of the parents of the task at a place."""
@@ -117,49 +110,33 @@ class Decider(Protocol):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A plan in the form that a run follows.
-
-    Attributes:
-        reserve: Plans of models that are in no stage.
-        ends_s: Planned end of each stage, in seconds from the start, or () if unknown.
-        slack: A stage ends as planned if its end is between these two multiples of the planned end.
-        loads_s: Planned seconds of each stage in which engines load, each weighted by its share of the GPUs, or ().
-    """
+    """A plan in the form that a run follows."""
 
     stages: tuple[Plans, ...]
-    reserve: Plans = ()
-    ends_s: tuple[float, ...] = ()
+    reserve: Plans = ()  # plans of models that are in no stage
+    ends_s: tuple[float, ...] = ()  # planned end of each stage, in seconds from the start, or () if unknown
+    # a stage ends as planned if its end is between these two multiples of the planned end
     slack: tuple[float, float] = (0.8, 1.25)
+    # planned seconds of each stage in which engines load, each weighted by its share of the GPUs, or ()
     loads_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Retries and intervals of a run.
+    """Retries and intervals of a run."""
 
-    Attributes:
-        max_attempts: Number of failed attempts after which a task is dead.
-        lease_s: Seconds after which a lease expires unless it is renewed.
-        backoff_s: Longest wait before the second attempt; it doubles with each further one. Jitter at most halves it.
-        max_backoff_s: Maximum seconds between attempts.
-        save_s: Interval at which unfinished outputs are saved.
-        linger_s: Maximum seconds until an output is recorded with others if no task waits for this output.
-        engine_failures: Number of consecutive failures after which an engine is restarted.
-        max_engine_failures: Number of crashes of a model's engines without an answer in between that ends the run.
-        seed: Seed of the jitter.
-        replans: Maximum number of times that the rest of the run gets another plan. 0 means never.
-    """
-
-    max_attempts: int = 3
-    lease_s: float = 60.0
+    max_attempts: int = 3  # number of failed attempts after which a task is dead
+    lease_s: float = 60.0  # seconds after which a lease expires unless it is renewed
+    # Longest wait before the second attempt; it doubles with each further one. Jitter at most halves it.
     backoff_s: float = 1.0
-    max_backoff_s: float = 60.0
-    save_s: float = 2.0
-    linger_s: float = 0.2
-    engine_failures: int = 8
+    max_backoff_s: float = 60.0  # maximum seconds between attempts
+    save_s: float = 2.0  # interval at which unfinished outputs are saved
+    linger_s: float = 0.2  # maximum seconds until an output is recorded with others if no task waits for this output
+    engine_failures: int = 8  # number of consecutive failures after which an engine is restarted
+    # number of crashes of a model's engines without an answer in between that ends the run
     max_engine_failures: int = 12
-    seed: int = 0
-    replans: int = 3
+    seed: int = 0  # seed of the jitter
+    replans: int = 3  # maximum number of times that the rest of the run gets another plan. 0 means never
 
     def __post_init__(self) -> None:
         for name in ("max_attempts", "lease_s", "backoff_s", "save_s", "engine_failures", "max_engine_failures"):
@@ -169,27 +146,20 @@ class Settings:
 
 @dataclass(frozen=True)
 class PlanDeviation:
-    """The state of a run that may have left its plan.
+    """The state of a run that may have left its plan."""
 
-    Attributes:
-        at_s: Seconds since the start of the plan that the run follows.
-        stage: Number of the current stage.
-        planned_s: Planned end of this stage or, if the stage before ended too early, of that one, in the same seconds.
-        running: Plans that run.
-        is_off_time: Whether a stage ended too early or is late. If not, the replanner only checks the lengths.
-        completed: (number in the ledger, state, prompt tokens, output tokens) of finished tasks.
-        written: Tokens of unfinished outputs, by the task's number in the ledger.
-        placement: GPUs of the engines.
-    """
-
-    at_s: float
-    stage: int
+    at_s: float  # seconds since the start of the plan that the run follows
+    stage: int  # number of the current stage
+    # planned end of this stage or, if the stage before ended too early, of that one, in the same seconds
     planned_s: float
-    running: Plans
+    running: Plans  # plans that run
+    # Whether a stage ended too early or is late. If not, the replanner only checks the lengths.
     is_off_time: bool = True
+    # (number in the ledger, state, prompt tokens, output tokens) of finished tasks
     completed: Sequence[tuple[int, State, int, int]] = ()
+    # tokens of unfinished outputs, by the task's number in the ledger
     written: Mapping[int, int] = field(default_factory=dict)
-    placement: Placement = field(default_factory=dict)
+    placement: Placement = field(default_factory=dict)  # GPUs of the engines
 
 
 @dataclass(frozen=True)
@@ -206,24 +176,19 @@ Replan = Callable[[PlanDeviation], RevisedPlan | None]  # returns the plan to fo
 
 @dataclass(frozen=True)
 class Job:
-    """The tasks, plan and settings of a run. ``identity`` is a hash of the application, its inputs and the layout.
-
-    Attributes:
-        expected_tokens: [n] expected output tokens of each task, in the order of ``layout``.
-        owner: Name of this coordinator, which no other coordinator has.
-        replan: Returns a revised plan if the run has left its plan. If None, the plan is never revised.
-        pending_plan: Waits for a search that still runs when engines start, and returns its plan. None: no search.
-    """
+    """The tasks, plan and settings of a run. ``identity`` is a hash of the application, its inputs and the layout."""
 
     layout: Layout
-    expected_tokens: Floats
+    expected_tokens: Floats  # [n] expected output tokens of each task, in the order of ``layout``
     decider: Decider
     run_plan: RunPlan
     placer: Placer
     identity: str
-    owner: str
+    owner: str  # name of this coordinator, which no other coordinator has
     settings: Settings = field(default_factory=Settings)
+    # Returns a revised plan if the run has left its plan. If None, the plan is never revised.
     replan: Replan | None = None
+    # Waits for a search that still runs when engines start, and returns its plan. None: no search.
     pending_plan: Callable[[], RunPlan] | None = None
 
     def backoff_s(self, place: int, attempt: int) -> float:

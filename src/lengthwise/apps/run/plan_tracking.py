@@ -58,13 +58,6 @@ class PlanTracker:
         placement: Returns the GPUs of all engines.
         is_overdue: Returns whether an engine takes longer to start than planned.
         report: Receives "replan" or "keep", and the reason. After "replan", the run follows another plan.
-
-    Attributes:
-        run_plan: The plan that the run follows since ``from_s`` seconds after its start.
-        now: The current stage, and the plans that run.
-        stage_s: Time at which the current stage began, from the start of the run.
-        late_s: Seconds since ``from_s`` in which an engine took longer to start than planned. The plan's clock stops.
-        blocked: Running models that wait for a model that does not run.
     """
 
     def __init__(
@@ -83,14 +76,17 @@ class PlanTracker:
         child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
         pairs = np.unique(tasks.model[tasks.parent] * len(tasks.models) + tasks.model[child])
         self._waits = {divmod(pair, len(tasks.models)) for pair in pairs.tolist()}
-        self.blocked: frozenset[int] = frozenset()
+        self.blocked: frozenset[int] = frozenset()  # running models that wait for a model that does not run
         self._last: tuple[frozenset[int], frozenset[int]] | None = None
         self._deviated_stage = -1
         self._is_searching = False
         self._checks = self._replans = self._searches = 0
         self._next_check_s: float | None = None
-        self.stage_s = self.late_s = self._checked_s = 0.0
-        self.run_plan, self.from_s, self.now = job.run_plan, 0.0, StagePlans(-1, ())
+        self.stage_s = self._checked_s = 0.0  # when the current stage began, from the start of the run
+        # seconds since ``from_s`` in which an engine took longer to start than planned; the plan's clock stops
+        self.late_s = 0.0
+        self.run_plan, self.from_s = job.run_plan, 0.0  # the plan that the run follows since ``from_s``
+        self.now = StagePlans(-1, ())  # the current stage, and the plans that run
 
     def step(self, status: Status) -> Plans | None:
         """Return the plans to run from now on, or None if nothing changes.

@@ -30,22 +30,14 @@ Counts = Mapping[tuple[int, int, State], int]  # tasks by call, model and state
 
 @dataclass
 class ModelStatus:
-    """The status of one model according to the ledger.
-
-    Attributes:
-        tasks: Number of tasks by state, in lower case.
-        calls: The same for each call.
-        tokens: Output tokens of the recorded outputs.
-        tries: Number of finished attempts, with or without an output.
-        engines: Engine, version and address of each running engine.
-    """
+    """The status of one model according to the ledger."""
 
     name: str
-    tasks: dict[str, int] = field(default_factory=dict)
-    calls: dict[str, dict[str, int]] = field(default_factory=dict)
-    tokens: int = 0
-    tries: int = 0
-    engines: tuple[str, ...] = ()
+    tasks: dict[str, int] = field(default_factory=dict)  # number of tasks by state, in lower case
+    calls: dict[str, dict[str, int]] = field(default_factory=dict)  # the same for each call
+    tokens: int = 0  # output tokens of the recorded outputs
+    tries: int = 0  # number of finished attempts, with or without an output
+    engines: tuple[str, ...] = ()  # engine, version and address of each running engine
 
     @property
     def total(self) -> int:
@@ -108,31 +100,22 @@ class Event:
 
 @dataclass(frozen=True)
 class ModelProgress:
-    """The progress of one model.
-
-    Attributes:
-        state: "runs", "starts", "waits" (for a later stage) or "finished".
-        total: Number of tasks.
-        states: Number of tasks by state.
-        active: Number of running requests.
-        tokens: Output tokens since the start of the run.
-        tokens_per_s: Output tokens per second in which an engine was ready.
-        starts_s: Seconds since the earliest start that is still under way, or None if no engine is starting.
-        stage: Current or later stage of the plan in which the model runs, from 0, or None if there is none.
-        left_s: Seconds for the remaining tasks at the rate so far, or None if they are unknown or no tasks remain.
-    """
+    """The progress of one model."""
 
     name: str
-    state: str
-    total: int
-    states: Mapping[State, int]
-    active: int
-    tokens: int
-    tokens_per_s: float
+    state: str  # "runs", "starts", "waits" (for a later stage) or "finished"
+    total: int  # number of tasks
+    states: Mapping[State, int]  # number of tasks by state
+    active: int  # number of running requests
+    tokens: int  # output tokens since the start of the run
+    tokens_per_s: float  # output tokens per second in which an engine was ready
     plan: ModelPlan | None
     gpus: tuple[Replica, ...]
+    # seconds since the earliest start that is still under way, or None if no engine is starting
     starts_s: float | None = None
+    # current or later stage of the plan in which the model runs, from 0, or None if there is none
     stage: int | None = None
+    # seconds for the remaining tasks at the rate so far, or None if they are unknown or no tasks remain
     left_s: float | None = None
 
     @property
@@ -143,44 +126,30 @@ class ModelProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run, ``at_s`` seconds since its start, in stage ``stage`` (from 0) of ``stages``.
-
-    Attributes:
-        share: Share of the expected tokens that is done.
-        left_s: Seconds left, and the lower and upper end of their interval, or None if unknown.
-        silent: Engines that should answer but do not.
-    """
+    """The progress of a run, ``at_s`` seconds since its start, in stage ``stage`` (from 0) of ``stages``."""
 
     at_s: float
     stage: int
     stages: int
     models: tuple[ModelProgress, ...]
-    share: float
+    share: float  # share of the expected tokens that is done
+    # seconds left, and the lower and upper end of their interval, or None if unknown
     left_s: tuple[float, float, float] | None
-    silent: tuple[Silent, ...] = ()
+    silent: tuple[Silent, ...] = ()  # engines that should answer but do not
 
 
 @dataclass
 class Clock:
-    """Times of a run, which are updated whenever its progress is read.
+    """Times of a run, which are updated whenever its progress is read."""
 
-    Attributes:
-        start_s: Start of the run, on the loop's clock.
-        before: Share of the work that was done before ``from_s``.
-        from_s: Time since which the run follows its current plan, from the start.
-        at_s: Seconds since the start.
-        idle_s: Seconds since ``from_s`` in which engines loaded, each counted by its share of the GPUs.
-        moved: ``at_s``, ``idle_s`` and the tracker's ``late_s`` when the share of the work last grew.
-        share: Share of the work at that time.
-    """
-
-    start_s: float
-    before: float = 0.0
-    from_s: float = 0.0
-    at_s: float = 0.0
-    idle_s: float = 0.0
+    start_s: float  # start of the run, on the loop's clock
+    before: float = 0.0  # share of the work that was done before ``from_s``
+    from_s: float = 0.0  # time since which the run follows its current plan, from the start
+    at_s: float = 0.0  # seconds since the start
+    idle_s: float = 0.0  # seconds since ``from_s`` in which engines loaded, each counted by its share of the GPUs
+    # ``at_s``, ``idle_s`` and the tracker's ``late_s`` when the share of the work last grew
     moved: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    share: float = 0.0
+    share: float = 0.0  # share of the work at that time
 
     def check(self, now_s: float, share: float, *, loading: float = 0.0, late_s: float = 0.0) -> None:
         """Record the share of the work that is done now. ``loading`` is the share of the GPUs whose engines load."""
@@ -322,26 +291,19 @@ def time_left(
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        how: "done", "stopped" (by a signal or the caller), "cancelled" (by another process) or "failed" (its engines).
-        seconds: Time until all tasks had finished or the run was stopped, without the time to stop the engines.
-        resumed: Whether the run continued an earlier run of the same application.
-        reused: Outputs from before the application changed, or None if it has not changed or there are none.
-        silent: Engines that should have answered at the end but did not.
-        error: Cause of "failed".
-    """
-
+    # "done", "stopped" (by a signal or the caller), "cancelled" (by another process) or "failed" (its engines)
     how: str
     counts: dict[tuple[int, int, State], int]
-    seconds: float
-    resumed: bool
+    seconds: float  # time until all tasks had finished or the run was stopped, without the time to stop the engines
+    resumed: bool  # whether the run continued an earlier run of the same application
+    # outputs from before the application changed, or None if it has not changed or there are none
     reused: Reused | None = None
     engines: dict[int, tuple[str, ...]] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
-    silent: tuple[Silent, ...] = ()
-    error: str = ""
+    silent: tuple[Silent, ...] = ()  # engines that should have answered at the end but did not
+    error: str = ""  # cause of "failed"
 
     def of(self, state: State) -> int:
         """Return the number of tasks in a state."""

@@ -68,15 +68,10 @@ class LengthDistribution:
 
 @dataclass(frozen=True, eq=False)
 class ObservedLengths:
-    """Output lengths of one model.
+    """Output lengths of one model."""
 
-    Attributes:
-        completed: [n] tokens of outputs that ended by themselves.
-        censored: [m] tokens so far of all other outputs, which are unfinished or were cut by a limit.
-    """
-
-    completed: Floats
-    censored: Floats
+    completed: Floats  # [n] tokens of outputs that ended by themselves
+    censored: Floats  # [m] tokens so far of all other outputs, which are unfinished or were cut by a limit
 
     def at_risk(self, tokens: Floats) -> Floats:
         """Return the number of outputs with at least this many tokens, [k]."""
@@ -214,22 +209,15 @@ def observed_lengths(
 
 @dataclass(eq=False)
 class Replanner:
-    """Plans the rest of a run, in which finished tasks have known lengths and unfinished outputs continue.
+    """Plans the rest of a run, in which finished tasks have known lengths and unfinished outputs continue."""
 
-    Attributes:
-        tasks: Tasks of the run in the order of the ledger.
-        lengths: Planned distributions by model. For None, outputs are as long as the limits allow.
-        max_model_lens: Context length of each model.
-        stages: Stages that the run follows.
-        reserve: Plans of models that are in no stage.
-    """
-
-    tasks: Tasks
+    tasks: Tasks  # tasks of the run in the order of the ledger
+    # Planned distributions by model. For None, outputs are as long as the limits allow.
     lengths: Sequence[Marginal | None]
-    max_model_lens: Sequence[int]
+    max_model_lens: Sequence[int]  # context length of each model
     space: Space
-    stages: tuple[Plans, ...]
-    reserve: Plans = ()
+    stages: tuple[Plans, ...]  # stages that the run follows
+    reserve: Plans = ()  # plans of models that are in no stage
     options: PlanOptions = field(default_factory=lambda: PlanOptions(additional=()))
     seed: int = 0
 

@@ -42,21 +42,16 @@ def spawn(work: Coroutine[Any, Any, None], on_error: Callable[[BaseException], N
 
 @dataclass(eq=False, slots=True)
 class LeasedTask:
-    """A leased task with its request and the output so far (``draft``).
-
-    Attributes:
-        duplicates: Leases of other tasks with the same request (and key), which get the same output.
-        generation: The running request.
-        saved: Number of the draft's tokens that are in the ledger.
-    """
+    """A leased task with its request and the output so far (``draft``)."""
 
     lease: Lease
     key: str
     request: TaskRequest
     draft: Draft
+    # leases of other tasks with the same request (and key), which get the same output
     duplicates: list[Lease] = field(default_factory=list)
-    generation: asyncio.Task[Output] | None = None
-    saved: int = 0
+    generation: asyncio.Task[Output] | None = None  # the running request
+    saved: int = 0  # number of the draft's tokens that are in the ledger
 
     @property
     def place(self) -> int:
@@ -77,31 +72,20 @@ class LeasedTask:
 
 @dataclass(eq=False)
 class ReplicaSlot:
-    """The GPUs of one replica, and its engine once the engine is ready.
-
-    Attributes:
-        active: Running tasks by their number in the ledger.
-        failures: Number of consecutive bad answers.
-        startup: The start in progress, which began at ``started_s`` of the loop's clock.
-        starts: Number of starts of the engine since it was last ready.
-        progress_s: Time at which the engine last wrote a token or answered, on the loop's clock.
-        written: Number of tokens of the active tasks when progress was last checked.
-        liveness_check: The check in progress of whether the engine has died.
-        restart: The stop in progress, after which the engine starts again.
-    """
+    """The GPUs of one replica, and its engine once the engine is ready."""
 
     plan: ModelPlan
     gpus: Replica
     engine: Engine | None = None
-    active: dict[int, LeasedTask] = field(default_factory=dict)
-    failures: int = 0
-    startup: asyncio.Task[None] | None = None
+    active: dict[int, LeasedTask] = field(default_factory=dict)  # running tasks by their number in the ledger
+    failures: int = 0  # number of consecutive bad answers
+    startup: asyncio.Task[None] | None = None  # the start in progress, which began at ``started_s`` of the loop's clock
     started_s: float = 0.0
-    starts: int = 0
-    progress_s: float = 0.0
-    written: int = 0
-    liveness_check: asyncio.Task[None] | None = None
-    restart: asyncio.Task[None] | None = None
+    starts: int = 0  # number of starts of the engine since it was last ready
+    progress_s: float = 0.0  # time at which the engine last wrote a token or answered, on the loop's clock
+    written: int = 0  # number of tokens of the active tasks when progress was last checked
+    liveness_check: asyncio.Task[None] | None = None  # the check in progress of whether the engine has died
+    restart: asyncio.Task[None] | None = None  # the stop in progress, after which the engine starts again
 
     def add(self, task: LeasedTask, now_s: float) -> None:
         """Add a running task. If the engine was idle without failures, its time without progress starts now."""
@@ -225,27 +209,22 @@ class LedgerWriter:
 
 @dataclass
 class SharedState:
-    """State that all dispatchers of a run share.
-
-    Attributes:
-        on_idle: Called when a dispatcher has no more work that it can do.
-        on_engine_failure: Called with a slot whose engine must be restarted, and whether the engine died.
-        in_flight: Leased tasks by key.
-        busy_replies: How often full engines refused a task, by its number in the ledger.
-        avoided: Slot of the engine that gave a task a bad answer, by the task's number.
-        saved_tokens: Number of saved tokens of unfinished outputs, by the task's number.
-    """
+    """State that all dispatchers of a run share."""
 
     job: Job
     writer: LedgerWriter
     now_s: Callable[[], float]
-    on_idle: Callable[[], None]
+    on_idle: Callable[[], None]  # called when a dispatcher has no more work that it can do
+    # called with a slot whose engine must be restarted, and whether the engine died
     on_engine_failure: Callable[[ReplicaSlot, bool], None]
     on_error: Callable[[BaseException], None]
     suspects: Suspects = field(default_factory=Suspects)
-    in_flight: dict[str, LeasedTask] = field(default_factory=dict)
+    in_flight: dict[str, LeasedTask] = field(default_factory=dict)  # leased tasks by key
+    # how often full engines refused a task, by its number in the ledger
     busy_replies: dict[int, int] = field(default_factory=dict)
+    # slot of the engine that gave a task a bad answer, by the task's number
     avoided: dict[int, ReplicaSlot] = field(default_factory=dict)
+    # number of saved tokens of unfinished outputs, by the task's number
     saved_tokens: dict[int, int] = field(default_factory=dict)
 
 

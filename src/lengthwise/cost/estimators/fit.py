@@ -99,10 +99,14 @@ def _speed_classes(column: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
 
 
 def _rows_of_backend(rows: Profile, requested: str, notes: list[str]) -> Profile:
-    """Return one backend's rows per operator. Prefer the requested one, then CUDA graphs, then the most rows."""
-    mask, found = np.ones(len(rows), dtype=bool), False
-    for operator in rows.operators:
-        own = rows["operator"] == operator
+    """Return one backend's rows per operator. Prefer the requested one, then CUDA graphs, then the most rows.
+
+    A matrix product has one for quantized weights and one for 16-bit weights, since other libraries compute these.
+    """
+    mask, found, wide = np.ones(len(rows), dtype=bool), False, _speed_classes(rows["dtype"]) == "bfloat16"
+    products = np.array([OPERATOR_PARTS[str(name)] == "gemm" for name in rows["operator"]], dtype=bool)
+    for operator, is_wide in [(name, is_wide) for name in rows.operators for is_wide in (False, True)]:
+        own = (rows["operator"] == operator) & ((wide & products) == is_wide)
         names, counts = np.unique(rows["backend"][own], return_counts=True)
         matching = np.array([_matches(name, requested) for name in names.tolist()])
         found = found or bool(matching.any())

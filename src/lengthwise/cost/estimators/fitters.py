@@ -218,7 +218,7 @@ def can_fit(name: str, points: Points) -> bool:
 
 
 def split_single_token(points: Points) -> tuple[Points, Points] | None:
-    """Split a matrix product's points into (one token, more tokens). Return None if it is none, or one has too few."""
+    """Split points into (one token, more tokens). Return None for another operator, or too few of a kind."""
     single = points.axes[:, 0] == 1
     more = points.take(~single)
     if points.operator not in PRODUCTS or not single.any() or more.places().max(initial=-1) < 1:

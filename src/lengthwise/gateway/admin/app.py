@@ -92,13 +92,14 @@ class AdminApp:
         monitor: Monitor | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        self._own_monitor = None
+        self._owns_monitor = monitor is None
         if monitor is None:
             recent = RecentRows()
             telemetry.timelines.subscribe(recent.append)
-            monitor = self._own_monitor = Monitor(recent, config.order)
+            monitor = Monitor(recent, config.order)
             if config.order.mode != "observe":  # an estimate takes seconds of CPU time
                 monitor.interval_s, monitor.first_s = ESTIMATE_INTERVAL_S, ESTIMATE_INTERVAL_S / 6
+        self.monitor = monitor
         telemetry.metrics.gain = lambda: monitor.estimate
         self.state = State(config, driver, fleet, length_predictor, telemetry, monitor, clock)
         self._host_name = config.listen.admin_host
@@ -111,12 +112,12 @@ class AdminApp:
     def configure(self, config: GatewayConfig) -> None:
         """Show this configuration on the page from now on."""
         self.state.config = config
-        if self._own_monitor is not None:
-            self._own_monitor.order = config.order
+        if self._owns_monitor:
+            self.monitor.order = config.order
 
     async def __aenter__(self) -> Self:
-        if self._own_monitor is not None:
-            await self._stack.enter_async_context(self._own_monitor)
+        if self._owns_monitor:
+            await self._stack.enter_async_context(self.monitor)
         await self._stack.enter_async_context(background(self._sample()))
         return self
 

@@ -111,7 +111,7 @@ class TenantService:
         self._waiting[tenant] += 1
 
     def stop_waiting(self, tenant: int) -> None:
-        """Count one waiting request less. A tenant that later starts to wait alone starts at least at this counter."""
+        """Count one waiting request less. If a tenant later starts to wait alone, this counter is its minimum."""
         self._waiting[tenant] -= 1
         if self._waiting[tenant] == 0:
             del self._waiting[tenant]

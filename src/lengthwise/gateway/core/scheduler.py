@@ -26,8 +26,7 @@ _MAX_BACKOFFS = 4  # refusals of a request in a row for which engines back off
 # Refusals by engines that accept other requests: the last one ends the request.
 _MAX_REFUSALS_WHILE_ACCEPTING, _MAX_REFUSALS_QUEUED_ALONE = 10, 3
 _NO_DECISIONS = Decisions()
-_MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20
-"""Bounds of priority class and predicted length in an engine's 32-bit priority."""
+_MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20  # bounds of priority class and predicted length in an engine's 32-bit priority
 
 
 def check_change(before: Order, after: Order) -> None:
@@ -166,12 +165,12 @@ class Scheduler:
     def on_queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> bool:  # noqa: A002
         """Queue a request again, because its worker reported a full queue.
 
-        The worker backs off, with a lower limit. After two or more refusals in a row, the request waits twice as long
-        as its worker backs off, if other requests wait. If a worker has accepted another request since it refused this
-        one, or at the fifth refusal in a row, no worker backs off: the request is deferred for 2 s. Return False if the
-        request must end: at its tenth refusal by a worker that has accepted another request since it refused this one,
-        or at the third of these with no other request in the engine's queue. (Requests that reach an engine in one step
-        compete for its queue, so that a single refusal says little about the request.)
+        Each report refuses the request. The worker backs off, with a lower limit. From the second refusal in a row on,
+        the request waits twice as long as its worker backs off, if other requests wait. A refusal by a worker that has
+        accepted another request since it last refused this one may be due to the request. After such a refusal, and
+        from the fifth refusal in a row on, no worker backs off: the request is deferred for 2 s. Return False if the
+        request must end: at its tenth such refusal, or at the third of these with no other request in the engine's
+        queue. (One does not suffice: requests that reach an engine in one step compete for its queue.)
         """
         if (entry := self.entries.get(id)) is None:
             return True

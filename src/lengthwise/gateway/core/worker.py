@@ -359,7 +359,7 @@ class Worker:
         return self.kv_in_use - victim.peak_kv_tokens + entry.peak_kv_tokens <= kv_tokens
 
     def prompt_token_s(self, tokens_per_s: float) -> float:
-        """Return the seconds per prompt token: as observed, up to those of an output token, or else a tenth of them."""
+        """Return the seconds per prompt token: at most 1 / ``tokens_per_s``, a tenth of that without observations."""
         observed_s = self.cost.prompt_token_s()
         return PREFILL_WEIGHT / tokens_per_s if observed_s is None else min(observed_s, 1.0 / tokens_per_s)
 

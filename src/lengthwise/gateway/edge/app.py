@@ -67,8 +67,7 @@ def route(scope: dict[str, Any]) -> Route:
 
 _JSON = [(b"content-type", b"application/json")]
 _log = logging.getLogger("lengthwise.gateway.edge")
-_LONG_BYTES = 1 << 18
-"""Longer bodies are parsed one at a time in a thread: msgspec holds the GIL for some ms per MiB."""
+_LONG_BYTES = 1 << 18  # longer bodies are parsed one at a time in a thread: msgspec holds the GIL for some ms per MiB
 
 
 class App:

@@ -15,7 +15,7 @@ from lengthwise.gateway.request import Request
 
 MAX_FAILURES = 30  # wrong keys per minute from one address
 _PERIOD_S = 60.0
-_MAX_ADDRESSES = 10_000
+MAX_ADDRESSES = 10_000
 
 
 class AuthThrottle:
@@ -43,13 +43,13 @@ class AuthThrottle:
         if now_s - started_s >= _PERIOD_S:
             started_s, count = now_s, 0
         self._failures[net] = (started_s, count + 1)
-        if len(self._failures) > _MAX_ADDRESSES:
+        if len(self._failures) > MAX_ADDRESSES:
             self._failures.popitem(last=False)
 
     def succeeded(self, address: str, digest: str) -> None:
         """Remember that this address has used a right key."""
         self._accepted.setdefault((network(address), digest))
-        if len(self._accepted) > _MAX_ADDRESSES:
+        if len(self._accepted) > MAX_ADDRESSES:
             self._accepted.popitem(last=False)
 
 
@@ -165,8 +165,8 @@ class Charge:
     """Charges the tokens of one request to the quotas of its key.
 
     A call charges the predicted tokens. The end of the ``with`` block corrects the charge to the generated tokens, or
-    to their estimate if the client left before any was counted. Otherwise a client that always leaves would not pay.
-    The prompt is corrected to what the engine reports.
+    to ``Worker.unseen_tokens`` if the client left before any was counted, so that leaving early is not free. The prompt
+    is corrected to what the engine reports.
     """
 
     def __init__(self, caller: Caller, clock: Clock, headers: list[tuple[bytes, bytes]]) -> None:

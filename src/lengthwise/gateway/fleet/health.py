@@ -126,7 +126,7 @@ ERROR_SHARE, ERROR_FACTOR = 0.3, 3.0
 MIN_CONFIRMED = 3  # rejected requests that a peer then served, from which on a worker may be ejected for them
 SLOW_FACTOR, SLOW_S = 5.0, 1.0
 _MAX_SAMPLES = 64
-_FORGET_FACTOR = 10.0  # after so many lengths of its last ejection, a worker's next ejection is the shortest again
+_FORGET_FACTOR = 10.0  # times the length of a worker's last ejection, after which its next one is the shortest again
 
 
 @dataclass

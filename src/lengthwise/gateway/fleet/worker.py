@@ -30,25 +30,19 @@ _MIN_RATE_PERIOD_S = 0.05
 
 
 class EngineWorker:
-    """An engine behind the gateway.
-
-    Attributes:
-        url: Root of the engine's URLs, without ``/v1``.
-        session: HTTP session with the engine's key and certificates.
-        identified: Whether ``metadata`` describes the process that runs now.
-        epoch: Number that grows when the engine restarts or another engine takes the name.
-        renamed_from: Former name if another engine has taken it, so that this engine drains, otherwise "".
-        draining: Whether it gets no new requests, because it has vanished, is not ready, or was replaced.
-        ejected: Whether outlier detection excludes the engine.
-    """
+    """An engine behind the gateway."""
 
     def __init__(self, engine: Engine, resilience: ResilienceConfig, dispatch: Dispatch, *, epoch: int = 0) -> None:
-        self.engine, self.url, self.name = engine, Server(engine.url).root, engine_name(engine)
-        self.session: Any = open_session(engine, resilience)
-        self.metadata, self.identified, self.probe_error = engine_probe.EngineMetadata(), False, ""
+        self.engine, self.name = engine, engine_name(engine)
+        self.url = Server(engine.url).root  # of the engine's URLs, without ``/v1``
+        self.session: Any = open_session(engine, resilience)  # with the engine's key and certificates
+        self.metadata, self.probe_error = engine_probe.EngineMetadata(), ""
+        self.identified = False  # whether ``metadata`` describes the process that runs now
         self.health, self.breaker = Health(), Breaker(resilience.failures, resilience.open_s)
-        self.epoch, self.renamed_from = epoch, ""
-        self.draining = self.ejected = False
+        self.epoch = epoch  # grows when the engine restarts or another engine takes the name
+        self.renamed_from = ""  # former name if another engine has taken it, so that this engine drains
+        self.draining = False  # whether it gets no new requests: it has vanished, is not ready, or was replaced
+        self.ejected = False  # whether outlier detection excludes the engine
         self.sample: engine_probe.MetricsSample | None = None
         self.tokens_per_s: float | None = None
         self._dispatch = dispatch

@@ -91,7 +91,7 @@ class Monitor:
             try:
                 async with asyncio.timeout(_TIMEOUT_S):
                     self.estimate = await self.poll()
-                if (loss := _loss(self.estimate, self.order.mode)) is not None:
+                if (loss := loss_warning(self.estimate, self.order.mode)) is not None:
                     _log.warning(*loss)
             except (OSError, ValueError, TimeoutError) as error:
                 _log.warning("estimating the gain on the traffic failed: %s", error or type(error).__name__)
@@ -99,7 +99,7 @@ class Monitor:
             await asyncio.sleep(min(_POLL_INTERVAL_S, self.interval_s) if is_early else self.interval_s)
 
 
-def _loss(estimate: dict[str, Any], mode: str) -> tuple[Any, ...] | None:
+def loss_warning(estimate: dict[str, Any], mode: str) -> tuple[Any, ...] | None:
     """Return the format and the values of a warning if requests take longer in ``mode`` than with FCFS, else None."""
     mean = next((order["mean"] for order in estimate["orders"] if order["name"] == mode), None)
     if estimate["decision"] == BAD_FIT or mean is None or mean["low"] is None or mean["low"] <= 0:

@@ -306,7 +306,7 @@ def _windowed(pools: list[_Pool], order: Order, draws: int, rng: np.random.Gener
         modes = (Order(FCFS, max_wait_s=order.max_wait_s), order)
         observed_s.append(pool.jct_s[rows])
         runs.append([VirtualGateway(workload, service, mode).run().jct_s for mode in modes])
-    fcfs_s, windowed_s = (np.concatenate(of) for of in zip(*runs, strict=True))
+    fcfs_s, windowed_s = (np.concatenate(columns) for columns in zip(*runs, strict=True))
     n = len(fcfs_s)
 
     def change(statistic: Callable[[Floats], float]) -> Change:

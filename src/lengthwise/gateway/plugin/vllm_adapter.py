@@ -100,7 +100,7 @@ class GuardedScheduler:
 class SchedulerPlugin:
     """A modification of vLLM's scheduler by a base class, ``mixin``, and the hooks that it calls.
 
-    If there is any warning, the scheduler is not modified. The log states that the engine keeps its own ``subject``.
+    If there is any warning, the scheduler is not modified, and the log says that the engine keeps its own ``subject``.
     """
 
     mixin: type
@@ -109,7 +109,7 @@ class SchedulerPlugin:
     object_warnings: Callable[[Any], Iterator[str]]  # checks the created scheduler
     hooks: Callable[[Any], Any]  # makes the hooks from the settings
     description: Callable[[Any], str]  # describes the settings in the log
-    subject: str
+    subject: str  # what the plug-in would replace, such as "order"
 
     def create(self, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Return the scheduler that vLLM would create, modified unless there is a warning."""

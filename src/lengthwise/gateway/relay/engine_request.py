@@ -215,8 +215,8 @@ def stream_options(client_request: ClientRequest) -> dict[str, Any] | None:
 def start_body(client_request: ClientRequest, plan: ResumePlan, worker: EngineWorker) -> bytes:
     """Return the body of an attempt that starts the output.
 
-    It requests token ids and a stream if it is tracked, and otherwise the usage if the request is metered: events of a
-    stream may have any number of tokens.
+    If the response will be tracked, the body requests token ids and a stream. Otherwise, if the request is metered, it
+    requests the usage, because events of a stream do not show their number of tokens.
     """
     if not plan.is_tracked_at(worker):
         if plan.metered and client_request.stream and stream_options(client_request) is not None:

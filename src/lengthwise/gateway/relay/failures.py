@@ -62,7 +62,7 @@ def request_owner(client: Client) -> Hashable:
 
 
 class RetryBudget:
-    """Token bucket of MAX_RETRIES retries. Each request adds ``share``. One owner gets at most MAX_OWNER_RETRIES."""
+    """Token buckets: MAX_RETRIES for all, MAX_OWNER_RETRIES for an owner. A request adds ``share`` to both."""
 
     def __init__(self, share: float) -> None:
         self.share, self._left = share, MAX_RETRIES

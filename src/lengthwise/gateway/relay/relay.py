@@ -40,11 +40,11 @@ _CONTEXT_IDS = 12
 _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
-async def resume_point(response: TrackedStream, worker: EngineWorker, model: str) -> int:
-    """Return the number of flushed tokens to keep at a resume.
+async def resumable_tokens(response: TrackedStream, worker: EngineWorker, model: str) -> int:
+    """Return the number of flushed tokens from which a resumed output continues.
 
-    Trailing uncertain tokens are dropped until the engine's ``/detokenize`` shows that the text ends with a complete
-    character. If it shows none, all tokens are kept.
+    The text of the last ``uncertain_tokens`` may end within a character. They are dropped one by one until the engine's
+    ``/detokenize`` shows a complete character at the end. If no number of them gives one, all flushed tokens remain.
     """
     for num_dropped in range(response.uncertain_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
@@ -165,7 +165,7 @@ class RelayedRequest:
         self._worker: EngineWorker | None = None
         self._attempts = self._failures = self._preempt_chunks = self._start_tokens = 0
         self._window_end, self._content_type = 1, ""
-        self._full_since_s: float | None = None
+        self._queue_full_since_s: float | None = None
         self._resuming = self._output_started = self._attempt_output_started = False
         self._retry_state_released = self._done = self._sending_stopped = False
         ticket.on_interrupt = self._on_interrupt
@@ -311,7 +311,7 @@ class RelayedRequest:
             raise UpstreamError(WORKER_GONE, engine_fault=False) from None
         body: bytes | None
         if self._resuming and isinstance(self.response, TrackedStream):
-            num_tokens = await resume_point(self.response, worker, client_request.model)
+            num_tokens = await resumable_tokens(self.response, worker, client_request.model)
             path = "/v1/completions"
             body = engine_request.continuation_body(self.plan, self.response, worker, num_tokens)
             if body is None:
@@ -348,7 +348,7 @@ class RelayedRequest:
 
     def _note_progress(self, response: ResponseReader) -> None:
         if not self._attempt_output_started and (response.count > self._start_tokens or response.output_complete):
-            self._full_since_s, self._attempt_output_started = None, True
+            self._queue_full_since_s, self._attempt_output_started = None, True
             self._attribution.on_first_output()
         if response.count and not self._output_started:
             self._output_started = True
@@ -433,8 +433,8 @@ class RelayedRequest:
     async def _on_queue_full(self, error: QueueFullError) -> None:
         self._close_attempt()
         now_s, config = asyncio.get_running_loop().time(), self._config
-        self._full_since_s = self._full_since_s or now_s
-        if now_s - self._full_since_s > max(config.admission.no_engine_s, config.order.max_wait_s):
+        self._queue_full_since_s = self._queue_full_since_s or now_s
+        if now_s - self._queue_full_since_s > max(config.admission.no_engine_s, config.order.max_wait_s):
             raise NotServedError(error.refusal)
         await self.ticket.on_queue_full(error.refusal, error.retry_after_s)
 

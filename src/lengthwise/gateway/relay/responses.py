@@ -94,7 +94,7 @@ class UntrackedStream(ResponseReader):
     Tokens are counted by the usage that the engine reports, or by events if it reports none. ``hide_usage`` removes the
     chunk with the total usage, and ``hide_usage_each`` that of the other chunks, which the client does not request.
     ``event_tokens`` is the most tokens of an event. A malformed event does not go to the client, and ends the attempt
-    unless the output is complete. Of an event that is too long only its end is sought.
+    unless the output is complete. An event that is too long is skipped up to its end.
     """
 
     def __init__(

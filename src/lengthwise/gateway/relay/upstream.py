@@ -38,6 +38,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     ``complete`` states whether the complete response has arrived, even if it has not been read. While a task waits in
     ``read``, ``on_chunk`` gets each chunk but the last. If it returns True, the task is not woken, which saves time.
+    ``buffered_bytes`` is the size of the chunks that wait for ``read``.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self.status, self.headers = 0, dict[str, str]()
         self.complete = self._started = self._keep_alive = self._until_close = self._paused = False
-        self._in_head, self._head_bytes, self._buffered_bytes = True, 0, 0
+        self._in_head, self._head_bytes, self.buffered_bytes = True, 0, 0
         self.on_chunk: Callable[[bytes], bool] | None = None
         self.consumed_s = 0.0
         self._chunks.clear()
@@ -95,7 +96,7 @@ class UpstreamConnection(asyncio.Protocol):
                 return None
         data = b"".join(self._chunks)
         self._chunks.clear()
-        self._buffered_bytes = 0
+        self.buffered_bytes = 0
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
@@ -147,8 +148,8 @@ class UpstreamConnection(asyncio.Protocol):
             self.abort(f"the headers or trailers have more than {MAX_HEAD_BYTES} bytes", malformed=True)
         waiter = self._waiter
         if waiter is None or waiter.done():
-            self._buffered_bytes += len(data)
-            if self._buffered_bytes > _PAUSE_BYTES and not self._paused and self._transport is not None:
+            self.buffered_bytes += len(data)
+            if self.buffered_bytes > _PAUSE_BYTES and not self._paused and self._transport is not None:
                 self._paused = True
                 self._transport.pause_reading()
         elif self.on_chunk is None or self.complete or not self._chunks or not self._consume(self.on_chunk, waiter):

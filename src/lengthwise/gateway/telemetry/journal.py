@@ -168,7 +168,7 @@ class Journal:
             self._file = -1
 
     async def flush(self) -> None:
-        """Write all buffered rows. If that fails, they stay buffered, as lines: a full disk costs no CPU time."""
+        """Write all buffered rows. If that fails, they stay buffered as lines of text, so that another try is cheap."""
         if not self._rows or self._writer is None:
             return
         rows, self._rows = self._rows, []

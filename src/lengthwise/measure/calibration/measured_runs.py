@@ -298,8 +298,8 @@ def origin_notes(
 
 
 MIN_LOADS = 3
-"""With at least so many loads, complete loads are held out. The lowest and the highest are fitted, and so are those of
-prompts that share prefixes, which alone show what cached tokens cost."""
+"""Loads from which on complete loads are held out. The lowest and the highest are fitted, and so are those of prompts
+that share prefixes, which alone show what cached tokens cost."""
 
 
 @dataclass(frozen=True)

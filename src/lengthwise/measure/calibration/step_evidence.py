@@ -120,7 +120,7 @@ def busy_period_parts(found: BusyPeriods, prompt_tokens: Ints, deployment: Deplo
     parts["steps"] = _sum_by_period(period, steps, len(found))
     attention_s = prompt_attention(deployment.cost, prompt_tokens, deployment.limits.max_num_batched_tokens)
     tokens = float(deployment.cost.stage_layers.sum()) * found.prompt_tokens / max(1, prompt_tokens.sum())
-    return parts | {name: of.sum() * tokens for name, of in zip(("prefill", "context"), attention_s, strict=True)}
+    return parts | {name: each.sum() * tokens for name, each in zip(("prefill", "context"), attention_s, strict=True)}
 
 
 def busy_period_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:

@@ -84,8 +84,8 @@ class Outcome:
         """Interquartile range of the repeats whose median is ``seconds``, or NaN for a single repeat."""
         if len(self.wall_s) < 2:
             return float("nan")
-        of = self.cpu_s if self.cpu_s and float(np.median(self.cpu_s)) < self.wall_median_s else self.wall_s
-        return float(np.subtract(*np.percentile(of, [75, 25])))
+        repeats_s = self.cpu_s if self.cpu_s and float(np.median(self.cpu_s)) < self.wall_median_s else self.wall_s
+        return float(np.subtract(*np.percentile(repeats_s, [75, 25])))
 
     def merged(self, other: Outcome) -> Outcome:
         """Return an outcome with the repeats of both. If ``other`` was skipped, return this outcome."""

@@ -69,7 +69,7 @@ class Memory:
     def cold_weights(self, key: str, model_bytes: float, *shape: int) -> list[Any]:
         """Return copies of a weight, which a kernel uses in turn.
 
-        There are so many that caches contain a copy no more often than in a complete model. Equal keys share copies.
+        Their number is large enough that caches contain a copy no more often than in a model. Equal keys share copies.
         """
         if key in self._weights:
             self._weights.move_to_end(key)

@@ -53,7 +53,7 @@ def profile_notes(device: Device, tp: Sequence[int], groups: Sequence[int], mode
 
 SIZES_BYTES = tuple(4**n for n in range(5, 14))
 _REPEATS = 7
-_WORKER = "lengthwise.measure.operators._collective_worker"
+_WORKER = "lengthwise.measure.operators.collective_worker"
 
 
 def collective_operators(gpus: int) -> tuple[Operator, ...]:

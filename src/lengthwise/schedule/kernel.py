@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.cost._lookup import bilinear
+from lengthwise.cost._lookup import bilinear, entry_2d
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,8 +25,7 @@ _STEADY_TOLERANCE = 1e-10
 _MIN_COUNT = 4.0
 """From this mean number of sequences on, the correction for empty micro-batches fades out (``presence``)."""
 _HALVINGS = 32
-_MAX_BATCHES_BEHIND = 1000.0
-"""Number of batches that the longest one can delay if the pipeline never idles."""
+_MAX_BATCHES_BEHIND = 1000.0  # number of batches that the longest one can delay if the pipeline never idles
 
 
 class DegreeTables(NamedTuple):
@@ -63,11 +62,6 @@ def lookup(table, slope, amount, column):
 
 
 @jit
-def _clamped(table, i, j):
-    return table[min(i, table.shape[0] - 1), min(j, table.shape[1] - 1)]
-
-
-@jit
 def decode_attention_s(t, seqs, kv_tokens):
     """Return the attention seconds of one layer if ``seqs`` sequences decode, with ``kv_tokens`` cached in total."""
     masked = t.masked_s * max(seqs - 1.0, 0.0) * kv_tokens
@@ -76,7 +70,7 @@ def decode_attention_s(t, seqs, kv_tokens):
     factor = t.merge_factor if seqs > 1.0 else 1.0
     column = math.ceil(kv_tokens / seqs / t.step_tokens)
     floor = int(seqs)
-    low, high = _clamped(t.decode, floor, column), _clamped(t.decode, floor + 1, column)
+    low, high = entry_2d(t.decode, floor, column), entry_2d(t.decode, floor + 1, column)
     return factor * (low + (seqs - floor) * (high - low)) + masked
 
 
@@ -88,7 +82,7 @@ def prefill_attention_s(t, seqs):
     if not t.merged:
         return seqs * t.prompt[3] + masked
     factor = t.merge_factor if seqs > 1.0 else 1.0
-    return factor * _clamped(t.prefill, int(math.sqrt(seqs * t.prompt[1]) + 0.5), 0) + masked
+    return factor * entry_2d(t.prefill, int(math.sqrt(seqs * t.prompt[1]) + 0.5), 0) + masked
 
 
 @jit_cold

@@ -1,0 +1,23 @@
+"""``lengthwise ui``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+EXAMPLES = """\b
+Examples:
+  lengthwise ui
+  lengthwise ui --port 8131 --host 0.0.0.0
+"""
+
+
+def run(
+    host: Annotated[str, Option(help="Address. One that others reach needs the token that is printed.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0: a free one.")] = 8130,
+) -> None:
+    """Open a planner in the browser: every move of a slider simulates the deployment again."""
+    from lengthwise.ui import server
+
+    server.serve(host, port, None if host in server.LOOPBACK else server.new_token())

@@ -1,0 +1,1 @@
+"""A planner in the browser, served from this machine: every move of a slider simulates the deployment again."""

@@ -1,0 +1,113 @@
+"""The planner's answers, and its server as clients and attackers see it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shlex
+from urllib.parse import urlsplit
+
+import pytest
+
+from lengthwise.cli import main
+from lengthwise.config import loads
+from lengthwise.schema.errors import InputError
+from lengthwise.ui import plan, server
+
+
+def send(address, path="/api/plan", body=b"{}", method="POST", **headers):
+    """Return status, headers and text of a request."""
+    at = urlsplit(address)
+    connection = http.client.HTTPConnection(at.hostname, at.port, timeout=60)
+    connection.request(method, path, body, {"content-type": "application/json"} | headers)
+    answer = connection.getresponse()
+    found = answer.status, dict(answer.getheaders()), answer.read().decode()
+    connection.close()
+    return found
+
+
+@pytest.mark.parametrize("fields", [{}, {"workload": "300/40", "policy": "orca", "tp": 2, "replicas": 2, "ttft": "2s"}])
+def test_the_command_gives_the_numbers_of_the_page(fields, tmp_path, capsys):
+    found = plan.answer({"gpu": "L40S", "rate": 3.0, **fields}, complete=True)
+    words = shlex.split(found["command"])
+    assert main([*words[1:], "--json", str(tmp_path / "numbers.json")]) == 0
+    capsys.readouterr()
+    (by_command,) = json.loads((tmp_path / "numbers.json").read_text())["results"]
+    chart = found["charts"]["ttft"]
+    chosen = chart["rates"].index(3.0)
+    assert chart["values"][chosen] == pytest.approx(by_command["summary"]["ttft_s"]["p90"]["value"])
+    assert chart["half_widths"][chosen] == pytest.approx(by_command["summary"]["ttft_s"]["p90"]["half_width"])
+    assert loads(found["scenario"]).to_toml() == by_command["scenario"]
+
+
+def test_a_complete_answer_has_intervals_and_the_first_one_is_a_seed_of_it():
+    first, complete = (plan.answer({"rate": 5.0}, complete=complete) for complete in (False, True))
+    ttft = next(card for card in complete["cards"] if card["label"] == "TTFT p50")
+    assert ttft["interval"].startswith("±")
+    assert ttft["model"].startswith("(")
+    assert [card["label"] for card in first["cards"]] == [card["label"] for card in complete["cards"]]
+    assert all(width is not None for width in complete["charts"]["ttft"]["half_widths"])
+    low, high = (chart["charts"]["goodput"]["values"][0] for chart in (first, complete))
+    assert low == pytest.approx(high, rel=0.2)
+
+
+def test_the_parts_of_a_request_sum_up_to_its_time():
+    found = plan.answer({"rate": 5.0}, complete=False)
+    assert [one["part"] for one in found["shares"]] == ["queue", "prefill", "decode"]
+    assert all(one["mean_s"] >= 0 for one in found["shares"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "llama-3.1-9b"}, "llama-3.1-8b"),
+        ({"model": "/etc/passwd"}, "no model named"),
+        ({"workload": "trace.csv"}, "no workload named"),
+        ({"policy": "./evil.py:rank"}, "no scheduler named"),
+        ({"rate": 0}, "rate must be"),
+        ({"rate": True}, "rate must be"),
+        ({"replicas": 1e9}, "replicas must be"),
+        ({"ttft": "1s\nrun.seeds=5"}, "ttft must be"),
+        ({"gpu": "L4", "model": "llama-3.1-405b"}, "No tp up to 16 fits"),
+        ({"no": 1}, "no field named 'no'"),
+    ],
+)
+def test_wrong_fields_are_refused_with_one_message(fields, message):
+    with pytest.raises(InputError, match=message.replace(".", r"\.")):
+        plan.answer(fields, complete=False)
+
+
+def test_the_server_answers_and_refuses(planner):
+    status, headers, text = send(planner, body=b'{"rate": 2}')
+    assert status == 200
+    assert json.loads(text)["cards"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert send(planner, body=b'{"rate": -2}')[0] == 400
+    assert send(planner, body=b"{")[0] == 400
+    assert send(planner, body=b"[]")[0] == 400
+    assert send(planner, body=b" " * (server.MAX_BODY_BYTES + 1))[0] == 413
+    assert send(planner, **{"content-type": "text/plain"})[0] == 415
+    assert send(planner, method="GET")[0] == 405
+    assert send(planner, host="attacker.example")[0] == 400
+    assert send(planner, "/../../etc/passwd", method="GET")[0] == 404
+    assert send(planner, "/healthz", method="GET")[0] == 200
+
+
+def test_a_page_is_small_and_loads_nothing_from_elsewhere(planner):
+    status, headers, text = send(planner, "/", method="GET")
+    assert status == 200
+    assert len(text) < 500_000
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "//" not in text.replace('"http://www.w3.org/2000/svg"', "").replace("// ", "")
+
+
+def test_with_a_token_nothing_is_served_without_it():
+    from starlette.testclient import TestClient
+
+    client = TestClient(server.app("secret", "0.0.0.0"))
+    assert client.get("/").status_code == 401
+    assert client.post("/api/plan", json={}).status_code == 401
+    assert client.get("/?token=wrong").status_code == 401
+    assert client.get("/?token=secret").status_code == 200
+    assert client.get("/").status_code == 200  # by the cookie
+    assert len(server.new_token()) >= 32

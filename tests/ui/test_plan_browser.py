@@ -1,0 +1,95 @@
+"""The planner in Chromium: moves of the controls, errors, links, narrow and dark screens, accessibility."""
+
+from __future__ import annotations
+
+from importlib.metadata import files
+
+import pytest
+from browser import screen, until
+
+pytestmark = pytest.mark.browser
+SETTLED = """return (document.body.dataset.answers || 0) >= (document.getElementById('error').hidden ? 2 : 1)
+&& !document.querySelector('#answer[aria-busy]')"""
+
+
+def opened(driver, planner, link=""):
+    driver.get("about:blank")
+    driver.get(planner + link)
+    until(driver, SETTLED)
+
+
+def card(driver, label):
+    cards = driver.find_elements("css selector", "#cards div")
+    return next(one.text for one in cards if one.text.startswith(f"{label}\n"))
+
+
+def move(driver, name, value):
+    """Set a control as a user would, and wait for the complete answer."""
+    driver.execute_script(
+        "document.body.dataset.answers = 0; const i = document.getElementById(arguments[0]); i.value = arguments[1];"
+        "i.dispatchEvent(new Event('input', {bubbles: true}))",
+        name,
+        value,
+    )
+    until(driver, SETTLED)
+
+
+def test_a_move_gives_new_numbers_with_intervals_and_the_command(driver, planner):
+    screen(driver, 1280, "light")
+    opened(driver, planner)
+    before = card(driver, "TTFT p90")
+    assert "±" in before
+    move(driver, "rate", 1.5)
+    assert card(driver, "TTFT p90") != before
+    assert "--rate 32" in driver.execute_script("return document.getElementById('command').textContent")
+    assert len(driver.find_elements("css selector", "#charts svg .line")) == 4
+    assert int(driver.execute_script("return document.body.dataset.firstMs")) > 0
+
+
+@pytest.mark.slow
+def test_a_deployment_that_does_not_fit_shows_its_error_and_recovers(driver, planner):
+    opened(driver, planner)
+    move(driver, "tp", "1")
+    move(driver, "model", "llama-3.1-405b")
+    error = driver.find_element("id", "error")
+    assert error.is_displayed()
+    assert "does not fit" in error.text
+    move(driver, "tp", "16")
+    assert not error.is_displayed()
+
+
+@pytest.mark.slow
+def test_a_link_restores_the_settings(driver, planner):
+    opened(driver, planner)
+    move(driver, "workload", "own lengths")
+    move(driver, "prompt", 3)
+    move(driver, "gpu", "H200")
+    link, shown = driver.current_url, card(driver, "TTFT p90")
+    opened(driver, planner, "#" + link.partition("#")[2])
+    assert driver.execute_script("return document.getElementById('gpu').value") == "H200"
+    assert driver.find_element("id", "prompt").is_displayed()
+    assert card(driver, "TTFT p90") == shown
+
+
+def test_the_keyboard_moves_a_slider(driver, planner):
+    opened(driver, planner)
+    driver.execute_script("document.body.dataset.answers = 0")
+    driver.find_element("id", "replicas").send_keys("\ue014")  # arrow right
+    until(driver, SETTLED)
+    assert "2 x H100" in driver.find_element("id", "deployment").text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 380])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_is_wider_than_the_screen_and_axe_finds_no_violation(driver, planner, width, scheme):
+    driver.get_log("browser")  # which empties it
+    screen(driver, width, scheme)
+    opened(driver, planner)
+    assert driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    (script,) = (file for file in files("axe-playwright-python") or () if file.name == "axe.min.js")
+    driver.execute_cdp_cmd("Runtime.evaluate", {"expression": script.read_text()})
+    found = driver.execute_async_script("const done = arguments[0]; axe.run().then(r => done(r.violations))")
+    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+    errors = [one for one in driver.get_log("browser") if one["level"] == "SEVERE"]
+    assert errors == []
