@@ -101,9 +101,16 @@ def test_answers_note_how_the_layers_of_a_model_are_simplified():
     assert model_error.deployment_notes(deploy("llama-3.1-8b", "H100")) == ()
 
 
-def test_answers_note_that_hits_of_a_model_with_states_are_optimistic():
-    for name, is_noted in (("qwen3-next-80b-a3b", True), ("llama-3.1-8b", False)):
-        d = deploy(name, "B200", limits=EngineLimits(max_model_len=4096, enable_prefix_caching=True))
+def test_answers_note_that_hits_of_a_model_with_states_are_optimistic_without_groups():
+    plain, grouped = (replace(scheduler("vllm_v1"), hybrid_kv_cache=value) for value in (False, True))
+    cases = (
+        ("qwen3-next-80b-a3b", plain, True),
+        ("qwen3-next-80b-a3b", grouped, False),
+        ("llama-3.1-8b", plain, False),
+    )
+    for name, chosen, is_noted in cases:
+        limits = EngineLimits(max_model_len=4096, enable_prefix_caching=True)
+        d = deploy(name, "B200", limits=limits, scheduler=chosen)
         assert any("the hits are optimistic" in note for note in model_error.deployment_notes(d)) == is_noted
         plain = deploy(name, "B200", limits=EngineLimits(max_model_len=4096))
         assert not any("hits" in note for note in model_error.deployment_notes(plain))

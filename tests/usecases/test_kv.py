@@ -503,9 +503,6 @@ seeds = 2
 """A window of 128 tokens in half of the layers: two groups."""
 
 
-LARGER = ["workload.groups.system_prompt=1500", "engine.max_model_len=2400", "engine.max_num_batched_tokens=1024"]
-
-
 def simulated_share(variant, blocks):
     """The mean share of prompt tokens that the engine finds with a pool of so many blocks."""
     made = replace(variant.deployment, kv=replace(variant.deployment.kv, num_blocks=blocks))
@@ -519,7 +516,7 @@ def simulated_share(variant, blocks):
         ([], (1, 1)),
         (["deployment.model=llama-4-scout", "deployment.tp=4", "deployment.gpu=H200"], (1, 3)),
         (["deployment.replicas=3", "workload.num_requests=90"], (1, 1)),
-        (["deployment.model=qwen3-next-80b-a3b", "deployment.tp=2", "deployment.gpu=H200", *LARGER], (1, 3)),
+        (["deployment.model=qwen3-next-80b-a3b", "deployment.tp=2", "deployment.gpu=H200"], (1, 3)),
     ],
     ids=["windows", "chunks", "replicas", "states"],
 )

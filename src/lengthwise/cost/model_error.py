@@ -221,8 +221,7 @@ def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
         notes.append(f"The cost tables rest on {NOT_MEASURED}: their source says which.")
     notes += map(_fp8_block_note, deployment.sides)
     notes.append(_unlike_sides_note(deployment))
-    caches = deployment.limits.enable_prefix_caching and deployment.kv.groups is None
-    if deployment.model.attention.linear and caches:
+    if deployment.model.attention.linear and deployment.limits.enable_prefix_caching and not deployment.kv.groups:
         notes.append(
             f"Prefix cache of {deployment.model.name}: hits are those of the layers with full attention. vLLM also "
             "needs states that it saved at block boundaries, and finds less: the hits are optimistic."

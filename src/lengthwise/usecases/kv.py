@@ -323,7 +323,7 @@ def study(
         hours.append(_traffic_s(workload, records.end_s) / 3600)
         prompt_tokens = records.requests.prompt_tokens[served].sum()
         cached.append(records.requests.cached_tokens[served].sum() / prompt_tokens)
-    part = _group_share(deployed.model) if in_groups else 1.0
+    part = _layers_of_a_group(deployed.model) / deployed.model.caching_layers if in_groups else 1.0
     block_bytes = part * deployed.kv.block_size * catalog.kv_bytes_per_token(deployed.model, deployed.limits.kv_dtype)
     reuses = [each.prompts for each in hierarchies] if prompts_only else pools
     sizes = _Sizes(reuses, block_bytes, hierarchies if prompts_only or deployed.offload_blocks else (), deployed)
@@ -411,10 +411,9 @@ def _with_cache(variant: Variant) -> tuple[Deployment, list[str]]:
     return deployed, notes
 
 
-def _group_share(model: ModelSpec) -> float:
-    """Return the layers of a KV cache group over all layers that cache tokens (those with states do not)."""
-    local, states = model.attention.windowed_layers, model.attention.linear.layers if model.attention.linear else 0
-    return group_layers(model.layers - local - states, local, states)[0] / (model.layers - states)
+def _layers_of_a_group(model: ModelSpec) -> int:
+    local = model.attention.windowed_layers
+    return group_layers(model.caching_layers - local, local, model.layers - model.caching_layers)[0]
 
 
 def _traffic_s(workload: Workload, end_s: float) -> float:
