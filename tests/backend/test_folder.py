@@ -63,6 +63,7 @@ def test_the_folder_contains_the_listed_files(tmp_path):
         "trace.jsonl",
         "kubernetes.yaml",
         "dynamo.yaml",
+        "dynamo-sglang.yaml",
         "scenario.toml",
     }
     readme = (tmp_path / "one" / "README.md").read_text()
@@ -439,7 +440,7 @@ def test_sides_on_several_nodes_say_where_to_run_each(tmp_path):
 def test_a_side_that_spans_hosts_is_named_with_its_steps(tmp_path):
     """The prefill replica is on one host, the decode replica on two."""
     made = {path.name for path in write_split(tmp_path / "one", 1, 1, tp=(1, 16))}
-    assert {"kubernetes.yaml", "dynamo.yaml"} <= made
+    assert {"kubernetes.yaml", "dynamo.yaml", "dynamo-sglang.yaml"} <= made
     text = (tmp_path / "one" / "README.md").read_text()
     assert "- Prefill side: 1 x (tp 1, pp 1), on 1 x H100 (dgx-h100)\n" in text
     assert "- Decode side: 1 x (tp 16, pp 1), on 16 x H100 (dgx-h100), each replica on 2 hosts\n" in text

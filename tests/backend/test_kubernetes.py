@@ -11,7 +11,14 @@ import pytest
 import yaml
 
 from lengthwise import EngineLimits, Scheduler, deploy, engine
-from lengthwise.backend import dynamo_manifest, kubernetes_manifest, sglang_launch, trtllm_launch, vllm_launch
+from lengthwise.backend import (
+    dynamo_manifest,
+    kubernetes_manifest,
+    sglang_launch,
+    sglang_split_launches,
+    trtllm_launch,
+    vllm_launch,
+)
 from lengthwise.backend.launch import gateway_toml
 from lengthwise.backend.trtllm import trtllm_options
 from lengthwise.config import loads_gateway
@@ -486,16 +493,22 @@ def test_pods_of_unlike_sides_take_nodes_with_their_gpus_and_the_router_knows_gr
     assert "Nodes must have NVIDIA H100 80GB HBM3; NVIDIA H200." in remarks
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize(
     "d", [spanning(), unlike_sides(), split(tp=2), wide_decode()], ids=["spanning", "unlike", "split", "wide"]
 )
-def test_a_dynamo_graph_has_a_frontend_and_the_workers_of_each_side(d):
-    (graph,) = yaml.safe_load_all(dynamo_manifest(d, name="chat", token_secret="hf-token"))
+def test_a_dynamo_graph_has_a_frontend_and_the_workers_of_each_side(d, engine):
+    (graph,) = yaml.safe_load_all(dynamo_manifest(d, name="chat", token_secret="hf-token", engine=engine))
     validate(graph)
+    assert graph["spec"]["backendFramework"] == engine
+    launches = [vllm_launch(side) for side in d.sides]
+    if engine == "sglang":
+        own = {"host": "0.0.0.0"}
+        launches = [sglang_launch(d, **own)] if d.decode is None else sglang_split_launches(*d.sides, **own)
     parts = {one["name"]: one for one in graph["spec"]["components"]}
     roles = ["worker"] if d.decode is None else ["prefill", "decode"]
     assert list(parts) == ["frontend", *roles] == [one["type"] for one in parts.values()]
-    for role, side in zip(roles, d.sides, strict=True):
+    for role, side, launch in zip(roles, d.sides, launches, strict=True):
         part, hosts = parts[role], -(-side.parallel.gpus_per_replica // 8)
         assert part["replicas"] == side.parallel.replicas
         assert part.get("multinode", {"nodeCount": 1}) == {"nodeCount": hosts}
@@ -503,13 +516,22 @@ def test_a_dynamo_graph_has_a_frontend_and_the_workers_of_each_side(d):
         assert container["name"] == "main"
         assert container["resources"]["limits"]["nvidia.com/gpu"] * hosts == side.parallel.gpus_per_replica
         args = container["args"]
-        launch = vllm_launch(side)
+        assert container["command"] == ["python3", "-m", f"dynamo.{engine}"]
+        assert container["image"].startswith(f"nvcr.io/nvidia/ai-dynamo/{engine}-runtime:")
+        if d.decode is not None:
+            assert args[args.index("--disaggregation-mode") + 1] == role
+        if engine == "sglang":
+            flags = list(launch.command[3:])
+            for gone in ("--port", "--nnodes"):
+                if gone in flags:
+                    del flags[flags.index(gone) : flags.index(gone) + 2]
+            assert args == flags
+            assert args[args.index("--host") + 1] == "0.0.0.0", "the decode side asks a prefill replica for its port"
+            continue
         assert args[:2] == ["--model", launch.command[2]]
         expected = [one for one in launch.command[3:] if one.startswith("--") and one not in ("--host", "--port")]
         assert [one for one in expected if one != "--nnodes"] == [one for one in args[2:] if one in expected]
         assert not {"--host", "--port", "--nnodes"} & set(args)
-        if d.decode is not None:
-            assert args[args.index("--disaggregation-mode") + 1] == role
         assert ("affinity" in part["podTemplate"]["spec"]) == (len(d.gpus_by_name) > 1)
 
 

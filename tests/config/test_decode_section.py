@@ -46,14 +46,35 @@ def test_a_file_describes_both_sides():
 
 def test_links_and_seconds_of_a_kv_transfer():
     node = build(reported())[0].deployment
-    host = build(reported('link = "host", kv_transfer = "2ms", one_at_a_time = false'))[0].deployment
+    host = build(reported('link = "host", kv_transfer = "2ms", link_sharing = "none"'))[0].deployment
     kv_bytes = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, dimensions, bytes
     assert node.decode.kv_transfer.bytes_per_token == kv_bytes, "one GPU sends what two receive"
     assert node.decode.kv_transfer.bytes_per_s == node.node.link_for(3).bandwidth_bytes_per_s
     assert host.decode.kv_transfer.bytes_per_token == kv_bytes * 1.5
     assert host.decode.kv_transfer.fixed_s == 0.002
-    assert not host.decode.kv_transfer.one_at_a_time
-    assert node.decode.kv_transfer.one_at_a_time
+    assert host.decode.kv_transfer.sharing == "none"
+    assert node.decode.kv_transfer.sharing == "fcfs"
+
+
+def test_conditional_disaggregation_from_a_file(capsys):
+    text = 'link_sharing = "fair", max_local_prefill_length = 512, max_prefill_queue_size = 8, '
+    text += 'kv_transfer_timeout = "2s", kv_load_failure_policy = "recompute"'
+    one = build(reported(text))[0]
+    side = one.deployment.decode
+    assert (side.kv_transfer.sharing, side.max_local_prefill_length, side.max_prefill_queue_size) == ("fair", 512, 8)
+    facts = deployment_facts(one.deployment)["decode"]
+    assert (facts["link_sharing"], facts["max_local_prefill_length"], facts["max_prefill_queue_size"]) == (
+        "fair",
+        512,
+        8,
+    )
+    show(one, explain(one))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "for a mean prompt, links shared; a request is recomputed that waits 2.00 s for it" in shown
+    assert "prompts of up to 512 tokens, and any while 8 or more wait on the prefill side" in shown
+    for bad in ("max_local_prefill_length = -1", "max_prefill_queue_size = 0", 'link_sharing = "some"'):
+        with pytest.raises(InputError, match=bad.split()[0]):
+            reported(bad)
 
 
 def test_the_effective_settings_load_again():

@@ -96,11 +96,81 @@ def test_a_request_that_arrives_during_a_step_joins_the_next_one(engine):
 @ENGINES
 def test_a_link_takes_one_request_after_the_other(engine):
     both = requests([0, 0], [256, 256], [2, 2])
-    at_once = KVTransfer(1.0, one_at_a_time=False)
+    at_once = KVTransfer(1.0, sharing="none")
     serial = simulate(both, disaggregated(KVTransfer(1.0)), engine=engine).requests.finished_s
     np.testing.assert_array_equal(serial, [0.25 + 1 + 1 / 8, 0.25 + 2 + 1 / 8])
     parallel = simulate(both, disaggregated(at_once), engine=engine).requests.finished_s
     np.testing.assert_array_equal(parallel, [0.25 + 1 + 1 / 8, 0.5 + 1 + 1 / 8])
+
+
+@ENGINES
+def test_transfers_that_share_links_divide_the_bandwidth(engine):
+    """Two prompts are through at 1/4. Both send to the one decode replica, then the shorter one has been sent."""
+    shared = KVTransfer(fixed_s=0.5, bytes_per_token=2.0, bytes_per_s=512.0, sharing="fair")
+    r = simulate(requests([0, 0.125], [256, 128], [2, 2]), disaggregated(shared, replicas=2), engine=engine).requests
+    np.testing.assert_array_equal(r.first_token_s, [0.25, 0.25])
+    np.testing.assert_array_equal(r.finished_s, [0.25 + 1.5 + 0.5 + 1 / 8, 0.25 + 1.0 + 0.5 + 1 / 8])
+
+
+@ENGINES
+def test_transfers_on_links_of_their_own_share_nothing(engine):
+    """Each prefill replica sends to another decode replica."""
+    shared = KVTransfer(bytes_per_token=2.0, bytes_per_s=512.0, sharing="fair")
+    both = disaggregated(shared, replicas=2, decoders=2)
+    r = simulate(requests([0, 0], [256, 256], [2, 2]), both, engine=engine).requests
+    np.testing.assert_array_equal(r.finished_s, [0.25 + 1.0 + 1 / 8] * 2)
+
+
+@ENGINES
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_blocks_whose_transfer_waits_too_long_are_freed(engine, policy):
+    """One slot to decode. The second prompt is through at 1/2, and its blocks are freed at the step that ends at 3/4.
+
+    It is recomputed as soon as the slot is free, at 1 1/4, in a step of 1/8 s that gives its second token.
+    """
+    link = KVTransfer(timeout_s=0.25, kv_load_failure_policy=policy)
+    records = simulate(requests([0, 0], [256, 256], [9, 3]), disaggregated(link, free_slots=1), engine=engine)
+    r, steps = records.requests, records.steps
+    assert r.finished_s[0] == 0.25 + 8 / 8
+    if policy == "fail":
+        assert (r.status[1], r.output_tokens[1]) == (Status.TIMED_OUT, 1)
+        return
+    assert r.finished_s[1] == 0.25 + 8 / 8 + 2 / 8
+    assert steps.prefill_tokens[steps.replica == 1].sum() == 257
+    assert r.preemptions[1] == 0
+
+
+@ENGINES
+def test_freed_blocks_admit_another_prompt(engine):
+    """The prefill side has room for one prompt, and the decode side for one request."""
+    link = KVTransfer(timeout_s=0.25)
+    tight = replace(disaggregated(link, free_slots=1, blocks=64), max_model_len=256)
+    r = simulate(requests([0] * 3, [240] * 3, [13] * 3), tight, engine=engine).requests
+    second_s = 2 * 240 * TOKEN_S
+    assert r.first_token_s[1] == second_s
+    freed_s = 240 * TOKEN_S + np.ceil((second_s + 0.25 - 240 * TOKEN_S) / STEP_S) * STEP_S
+    assert r.scheduled_s[2] == freed_s < r.finished_s[0]
+
+
+@ENGINES
+def test_short_prompts_are_prefilled_where_they_decode(engine):
+    """The prompt of 64 tokens takes a decode step of 1/8 s. The one of 256 is prefilled at 1/4 and transferred."""
+    local = disaggregated(KVTransfer(1.0), max_local_prefill_length=64)
+    records = simulate(requests([0, 0], [256, 64], [3, 3]), local, engine=engine)
+    np.testing.assert_array_equal(records.requests.first_token_s, [0.25, 0.125])
+    np.testing.assert_array_equal(records.requests.finished_s, [0.25 + 1 + 2 / 8, 3 / 8])
+    np.testing.assert_array_equal(records.requests.replica, [1, 1])
+    np.testing.assert_array_equal(records.steps.prefill_tokens[records.steps.replica == 1], [64, 0, 0, 0, 0])
+
+
+@ENGINES
+def test_prompts_go_to_the_decode_side_while_the_prefill_queue_is_full(engine):
+    """The second prompt waits for the first one. The third finds a queue of 1, and the fourth an empty one again."""
+    one_waits = disaggregated(max_prefill_queue_size=1)
+    records = simulate(requests([0, 0.0625, 0.125, 0.375], [256] * 4, [2] * 4), one_waits, engine=engine)
+    steps = records.steps
+    assert steps.prefill_tokens[steps.replica == 1].sum() == 256
+    np.testing.assert_array_equal(records.requests.first_token_s, [0.25, 0.5, 0.25, 0.75])
 
 
 @ENGINES
@@ -197,7 +267,7 @@ def test_sessions_that_only_a_column_names_return_too(engine):
 def test_littles_law_holds_for_the_decode_side():
     """Sequences in a step are rate x time in steps; an arrival waits for half a step in the mean (PASTA)."""
     rng = np.random.default_rng(3)
-    n, kv_transfer = 3000, KVTransfer(0.125, one_at_a_time=False)
+    n, kv_transfer = 3000, KVTransfer(0.125, sharing="none")
     workload = requests(np.cumsum(rng.exponential(0.4, n)), rng.integers(1, 300, n), rng.integers(2, 60, n))
     records = simulate(workload, disaggregated(kv_transfer, free_slots=64, decode_blocks=8192))
     r, steps = records.requests, records.steps
@@ -249,6 +319,16 @@ def test_what_cannot_work_is_refused():
         KVTransfer(-1.0)
     with pytest.raises(InputError, match="bytes_per_s"):
         KVTransfer(bytes_per_s=0.0)
+    with pytest.raises(
+        InputError, match=r"decode.max_prefill_queue_size must be a whole number of at least 1; it is 0"
+    ):
+        disaggregated(max_prefill_queue_size=0)
+    with pytest.raises(InputError, match="kv_transfer_timeout must be above 0"):
+        KVTransfer(timeout_s=0.0)
+    with pytest.raises(InputError, match=r"no kv_load_failure_policy named 'retry'"):
+        KVTransfer(kv_load_failure_policy="retry")
+    with pytest.raises(InputError, match=r"no link_sharing named 'fairly'\. Did you mean: fair"):
+        KVTransfer(sharing="fairly")
     with pytest.raises(InputError, match="max_in_flight"):
         EngineLimits(max_in_flight=0)
 

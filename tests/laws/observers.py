@@ -35,7 +35,7 @@ def may_get_stuck(deployment: Deployment) -> bool:
 
 def restarts_as_decode(deployment: Deployment) -> bool:
     """Vidur's Sarathi counts prompt tokens of a restarted request as produced, and books their gaps."""
-    return deployment.scheduler.batching == "vidur_sarathi"
+    return "vidur_sarathi" in (deployment.scheduler.batching, deployment.decode and deployment.decode.batching)
 
 
 def run(workload: Workload, deployment: Deployment, **options: Any) -> Records:
@@ -121,7 +121,9 @@ class Watched(Reference):
         assert sum(q.blocks for q in residents) - shared + leaving + rep.pool.free == s.params.total_blocks
         assert all(q.blocks == 0 for q in rep.queue.waiting)
         assert not (self.decode_replicas and step.decodes and rep in self.prefill_replicas)
-        assert not (step.prompts and rep in self.decode_replicas)
+        recomputes = rep.s.kv_transfer.kv_load_failure_policy == "recompute"
+        prefills = self.s.deployment.decode is not None and self.s.deployment.decode.prefills
+        assert not (step.prompts and rep in self.decode_replicas) or recomputes or prefills
         assert len({id(q) for q in residents}) == len(residents) <= s.params.max_num_seqs
         assert all(q.decoding for q in step.paused)
         assert not (step.paused and step.decodes)

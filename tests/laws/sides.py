@@ -20,8 +20,12 @@ HANDOVERS = (
     KVTransfer(),
     KVTransfer(0.01),
     KVTransfer(0.0, 100.0, 1e5),
-    KVTransfer(0.003, 1.0, 300.0, one_at_a_time=False),
+    KVTransfer(0.003, 1.0, 300.0, sharing="none"),
+    KVTransfer(0.0, 100.0, 1e5, sharing="fair"),
+    KVTransfer(0.003, 1.0, 3e3, sharing="fair"),
     KVTransfer(1.0, 1.0, 1e3),
+    KVTransfer(0.1, 10.0, 1e5, timeout_s=0.05),
+    KVTransfer(0.1, 10.0, 1e5, timeout_s=0.02, kv_load_failure_policy="recompute"),
 )
 
 
@@ -79,6 +83,8 @@ def decode_sides(draw: st.DrawFn, current: Deployment, routers: list[str]) -> De
         cost=tables,
         kv=KvPlan(blocks, block_size, 0.0, 0.0, 0.0, 0.0, swap_s_per_block=1e-5),
         kv_transfer=draw(st.sampled_from(HANDOVERS)),
+        max_local_prefill_length=draw(st.sampled_from([0, 0, 0, 12, 60])),
+        max_prefill_queue_size=draw(st.sampled_from([None, None, None, 1, 3])),
         batching=draw(st.sampled_from(["unified", "unified", *sorted(known("batching")), *PHASES, *STEADY_PHASES])),
         memory=draw(st.sampled_from([m for m in sorted(known("memory")) if m != "paged_strict"])),
         preemption_mode=draw(st.sampled_from(["recompute", "swap"])),

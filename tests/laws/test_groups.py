@@ -18,7 +18,7 @@ from lengthwise.engine import deploy, mix, simulate
 from lengthwise.engine.step_time import service_rate
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST
 from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, KvPlan, Parallelism, Scheduler
-from lengthwise.schema.errors import InputError, PolicyError
+from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 
@@ -219,5 +219,5 @@ def test_policies_that_take_replicas_to_be_alike_are_refused(axes):
     made = deploy("llama-3.1-8b", "H100", limits=EngineLimits(max_num_seqs=8, max_model_len=2000))
     made = dataclasses.replace(made, scheduler=dataclasses.replace(made.scheduler, **axes))
     workload = Workload(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
-    with pytest.raises(PolicyError, match="several groups"):
+    with pytest.raises(InputError, match="several groups"):
         simulate(workload, mix([made, made]))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from observers import INFINITY, LAW, entries, last_state, longest_output, restarts_as_decode, run, watch
+from observers import INFINITY, LAW, entries, last_state, longest_output, may_get_stuck, restarts_as_decode, run, watch
 from sides import disaggregated
 from test_kernel_agrees import assert_same
 from worlds import workloads
@@ -42,15 +42,21 @@ def test_requests_and_tokens_are_conserved_over_both_sides(workload, deployment,
 def test_each_side_does_its_own_part(workload, deployment):
     records = run(workload, deployment)
     r, steps, first = records.requests, records.steps, deployment.parallel.ranks
-    prefill = steps.replica < first
+    prefill, decode = steps.replica < first, deployment.decode
+    recomputes = decode.kv_transfer.kv_load_failure_policy == "recompute"
+    is_local = r.prompt_tokens <= decode.max_local_prefill_length
     assert (steps.decode_seqs[prefill] == 0).all()
-    assert (steps.prefill_seqs[~prefill] == 0).all()
+    assert decode.prefills or recomputes or (steps.prefill_seqs[~prefill] == 0).all()
     assert records.totals.tokens.sum() == steps.decode_seqs.sum() + steps.prefill_tokens.sum()
     done = r.status == Status.FINISHED
     if not restarts_as_decode(deployment):
         once = done & (r.preemptions == 0)
-        np.testing.assert_array_equal(r.replica[once] < first, r.output_tokens[once] == 1)
-        if once.all():
+        if decode.max_prefill_queue_size is None and not recomputes:
+            stays = once & ~is_local & (r.output_tokens == 1)
+            np.testing.assert_array_equal(r.replica[once] < first, stays[once])
+            if once.all():
+                assert steps.prefill_tokens[~prefill].sum() == r.prompt_tokens[is_local].sum()
+        if once.all() and not recomputes:
             assert steps.prefill_tokens.sum() == r.prompt_tokens.sum()
             assert steps.decode_seqs.sum() == (r.output_tokens - 1).sum()
 
@@ -108,8 +114,9 @@ def test_time_goes_on_and_causes_come_first(workload, deployment):
     done = r.status == Status.FINISHED
     chain = (entries(deployment, records), r.scheduled_s, r.first_token_s, r.finished_s)
     assert all((a[done] <= b[done]).all() for a, b in itertools.pairwise(chain))
-    handed = done & (r.output_tokens > 1) & (r.preemptions == 0)
-    if not restarts_as_decode(deployment):
+    handed = done & (r.output_tokens > 1) & (r.preemptions == 0) & (r.prompt_tokens > decode.max_local_prefill_length)
+    recomputes = decode.kv_transfer.kv_load_failure_policy == "recompute"
+    if decode.max_prefill_queue_size is None and not recomputes and not restarts_as_decode(deployment):
         min_s = decode.kv_transfer.fixed_s + r.prompt_tokens * decode.kv_transfer.token_s
         assert (r.finished_s >= r.first_token_s + min_s)[handed].all()
     assert (r.queued_for_s[done] <= (r.finished_s - r.arrival_s)[done] * (1 + 1e-12)).all()
@@ -131,3 +138,25 @@ def test_no_decision_of_either_side_depends_on_an_output_still_to_come(workload,
 @given(workloads(), disaggregated())
 def test_same_input_same_bytes_on_both_sides(workload, deployment):
     assert_same(run(workload, deployment), run(workload, deployment))
+
+
+@LAW
+@given(workloads(), disaggregated())
+def test_decode_replicas_that_prefill_all_prompts_are_equal_replicas(workload, deployment):
+    """With one decode replica, which any router chooses, the prefill side then does nothing."""
+    decode = deployment.decode
+    assume(decode.parallel.dp == 1)
+    alone = dataclasses.replace(decode.parallel, replicas=1)
+    cost = dataclasses.replace(decode.cost, front=deployment.cost.front)
+    decode = dataclasses.replace(decode, parallel=alone, cost=cost, max_local_prefill_length=2**31 - 1)
+    deployment = dataclasses.replace(deployment, decode=decode)
+    equal = dataclasses.replace(deployment.decoding(), decode=None)
+    equal = dataclasses.replace(equal, scheduler=dataclasses.replace(equal.scheduler, router="round_robin"))
+    assume(not may_get_stuck(deployment) and not may_get_stuck(equal))
+    found, expected = run(workload, deployment), run(workload, equal)
+    assert (found.steps.replica >= deployment.parallel.ranks).all()
+    for name in ("status", "output_tokens", "preemptions"):
+        np.testing.assert_array_equal(getattr(found.requests, name), getattr(expected.requests, name))
+    for name in ("first_token_s", "finished_s"):
+        np.testing.assert_allclose(getattr(found.requests, name), getattr(expected.requests, name), rtol=1e-9)
+    assert found.steps.prefill_tokens.sum() == expected.steps.prefill_tokens.sum()

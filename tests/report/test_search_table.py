@@ -43,6 +43,14 @@ def test_the_question_the_ranking_and_the_reasons_fit(studies, width) -> None:
     assert "214 simulations of 1,200,000 requests in 34.2 s. 3 evaluations came" in message
 
 
+def test_a_best_configuration_of_several_kinds_has_its_number_of_gpus(studies) -> None:
+    study = studies.study(plans=1)
+    first, *others = study.plans[0].choices
+    mixed = replace(first, settings={"deployment.groups": '[{"gpu": "a"}, {"gpu": "b"}]'})
+    study = replace(study, plans=(replace(study.plans[0], choices=(mixed, *others)),))
+    assert f"Best: {first.name} ({first.gpus} GPUs)" in flat(printed(study, 100))
+
+
 def test_a_limit_that_binds_far_below_its_bound_is_explained_with_the_rate_of_its_value(studies) -> None:
     """A metric may jump at saturation: half of its bound at the operating point, above it at the next rate."""
     study = studies.study(plans=1)

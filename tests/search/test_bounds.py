@@ -123,9 +123,12 @@ def split_rooflines(draw):
     second = built(one.model.name, gpu, tp, pp, other.limits, scheduler, blocks)
     more = dataclasses.replace(second.parallel, replicas=draw(st.integers(1, 3)))
     second = dataclasses.replace(second, parallel=more)
-    links = [None, KVTransfer(), KVTransfer(0.05), KVTransfer(0.0, 1e5, 1e8, one_at_a_time=False)]
+    links = [None, KVTransfer(), KVTransfer(0.05), *(KVTransfer(0.01, 1e5, 1e8, s) for s in ("none", "fair"))]
+    links.append(KVTransfer(1.0, timeout_s=0.5, kv_load_failure_policy="recompute"))
     link = draw(st.sampled_from(links))
-    return engine.disaggregate(one, second, link)
+    both = engine.disaggregate(one, second, link)
+    local = draw(st.sampled_from([{}, {}, {"max_local_prefill_length": 300}, {"max_prefill_queue_size": 2}]))
+    return dataclasses.replace(both, decode=dataclasses.replace(both.decode, **local))
 
 
 @settings(max_examples=2 * EXAMPLES)

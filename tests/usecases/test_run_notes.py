@@ -50,8 +50,8 @@ def test_a_limit_that_no_request_meets_is_named_with_the_smallest_value():
     text = REQUESTED.format(rate=10, queue="1ms") + "[run]\nmodel_draws = 0\n[slo]\njct = '1min'\nttft = "
     (tight,), (loose,) = (simulate.run(config.loads(text + bound)) for bound in ("'1ms'", "'1s'"))
     (note,) = [note for note in tight.notes if note.startswith("No request meets ")]
-    least_s = metrics.request_column(tight.records.requests, "ttft_s").min()
-    assert note == f"No request meets slo.ttft = 1 ms (the smallest TTFT is {1e3 * least_s:.3g} ms)."
+    smallest_s = metrics.request_column(tight.records.requests, "ttft_s").min()
+    assert note == f"No request meets slo.ttft = 1 ms (the smallest TTFT is {1e3 * smallest_s:.3g} ms)."
     assert tight.summary.goodput.share.value == 0
     assert not any(note.startswith("No request meets ") for note in loose.notes)
 

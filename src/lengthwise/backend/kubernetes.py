@@ -28,7 +28,7 @@ from lengthwise.backend.launch import (
     roles,
     router_policy,
 )
-from lengthwise.backend.sglang import sglang_launch
+from lengthwise.backend.sglang import sglang_launch, sglang_split_launches
 from lengthwise.backend.trtllm import OPTIONS, trtllm_launch, trtllm_options
 from lengthwise.backend.vllm import CONNECTOR, STORAGE_FOLDER, disaggregated_notes, split_launches, vllm_launch
 from lengthwise.schema.deployment import Deployment
@@ -386,32 +386,45 @@ def _yaml(resources: list[dict[str, Any]]) -> str:
     return str(yaml.dump_all(resources, Dumper=dumper, sort_keys=False, explicit_start=True, width=100))
 
 
-DYNAMO_IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1"
+DYNAMO_IMAGE = "nvcr.io/nvidia/ai-dynamo/{}-runtime:1.5.1"
 
 
 def dynamo_manifest(
-    deployment: Deployment, *, name: str, model: str | None = None, image: str | None = None, token_secret: str
+    deployment: Deployment,
+    *,
+    name: str,
+    model: str | None = None,
+    image: str | None = None,
+    token_secret: str,
+    engine: str = "vllm",
 ) -> str:
-    """Return the YAML of a DynamoGraphDeployment: a frontend with a router, and vLLM workers of each side.
+    """Return the YAML of a DynamoGraphDeployment: a frontend with a router, and workers of each side.
 
-    The arguments, names and errors are those of ``kubernetes_manifest``. Dynamo's operator adds ports and probes, and
-    the ranks of replicas that span hosts.
+    The workers run ``engine``, "vllm" or "sglang". The other arguments, names and errors are those of
+    ``kubernetes_manifest``. Dynamo's operator adds ports and probes, and the ranks of replicas that span hosts.
     """
     d, parts = deployment, ("worker",) if deployment.decode is None else ("prefill", "decode")
     sides = [replace(side, scheduler=replace(side.scheduler, sglang=None, trtllm=None)) for side in d.sides]
-    launches = [vllm_launch(side, model=model) for side in sides]
+    if engine == "vllm":
+        launches = [vllm_launch(side, model=model) for side in sides]
+    elif d.decode is None:
+        launches = [sglang_launch(d, model=model, host=_ANY_HOST)]
+    else:
+        launches = list(sglang_split_launches(*sides, model=model, host=_ANY_HOST))
     _check(replace(d, scheduler=sides[0].scheduler), name, launches[0])
-    used, mode = image or DYNAMO_IMAGE, _DYNAMO_MODES.get(router_policy(sides[0]), "kv")
+    used, mode = image or DYNAMO_IMAGE.format(engine), _DYNAMO_MODES.get(router_policy(sides[0]), "kv")
     frontend = {"name": "main", "image": used, "env": [{"name": "DYN_ROUTER_MODE", "value": mode}]}
     components: list[dict[str, Any]] = [_component("frontend", 1, {"containers": [frontend]})]
     for role, side, launch in zip(parts, sides, launches, strict=True):
         pod = _pod(side, launch, used, token_secret, name)
         (container,) = pod["containers"]
-        arguments = ["--model", launch.command[2], *_without(launch.command[3:], _OF_COMMAND)]
-        if d.decode is not None:
+        arguments = list(_without(launch.command[3:], ("--port", "--nnodes")))
+        if engine == "vllm":
+            arguments = ["--model", launch.command[2], *_without(launch.command[3:], _OF_COMMAND)]
+        if engine == "vllm" and d.decode is not None:
             config = json.dumps({"kv_connector": CONNECTOR, "kv_role": "kv_both"})
             arguments += ["--disaggregation-mode", role, "--kv-transfer-config", config]
-        own: dict[str, Any] = {"name": "main", "image": used, "command": ["python3", "-m", "dynamo.vllm"]}
+        own: dict[str, Any] = {"name": "main", "image": used, "command": ["python3", "-m", f"dynamo.{engine}"]}
         own |= {"args": arguments, "resources": container["resources"]}
         own["env"] = [one for one in container["env"] if one["name"] != "HOME"]
         if mounts := [one for one in container["volumeMounts"] if one["name"] not in ("shm", "cache")]:
@@ -427,12 +440,13 @@ def dynamo_manifest(
         if hosts_of(side) > 1:
             made["multinode"] = {"nodeCount": hosts_of(side)}
         components.append(made)
-    spec = {"backendFramework": "vllm", "components": components}
+    spec = {"backendFramework": engine, "components": components}
+    version = "vLLM 0.32" if engine == "vllm" else "SGLang 0.5.23"
     remarks = (
         f"{d.name} on NVIDIA Dynamo, whose operator must be installed in the cluster. Never run.",
         (
-            "The flags are those of vLLM 0.32. An image of Dynamo has a vLLM of its own: take one with that version, "
-            "and set it below and in runtimeVersionOverride if its tag is not Dynamo's version."
+            f"The flags are those of {version}. An image of Dynamo has an engine of its own: take one with that "
+            "version, and set it below and in runtimeVersionOverride if its tag is not Dynamo's version."
         ),
         _node_remark(d, is_mixed=len(d.gpus_by_name) > 1),
     )
@@ -440,12 +454,13 @@ def dynamo_manifest(
     return "\n#\n".join(comment(remark) for remark in remarks) + f"\n{_yaml([graph])}"
 
 
+_ANY_HOST = "0.0.0.0"  # noqa: S104  decode replicas ask a prefill replica's bootstrap server
 _DYNAMO_MODES = {
     "round_robin": "round-robin",
     "random": "random",
     "power_of_two": "power-of-two",
 }  # others: by prefixes
-_OF_COMMAND = ("--host", "--port", "--nnodes")  # flags that Dynamo's worker does not have
+_OF_COMMAND = ("--host", "--port", "--nnodes")  # flags that Dynamo's vLLM worker does not have
 
 
 def _component(role: str, replicas: int, spec: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,11 +66,12 @@ PORT = 8000  # port for requests: of the only replica, or of the router in front
 PREFILL_PORT, DECODE_PORT = PORT + 100, PORT + 200
 PREFILL_CHANNEL, DECODE_CHANNEL = 5600, 5700  # first ports of the side channels of KV transfers
 DEFAULT_REQUESTS = 1000  # of a load test
-TRACE, PLAN, DYNAMO = "trace.jsonl", "PLAN.json", "dynamo.yaml"
+TRACE, PLAN = "trace.jsonl", "PLAN.json"
+DYNAMO = {"vllm": "dynamo.yaml", "sglang": "dynamo-sglang.yaml"}
 _ALWAYS = frozenset({"README.md", "load-test.sh", "scenario.toml", TRACE})
 _SPLIT = tuple(f"{engine}-{part}.sh" for engine in ("vllm", "sglang") for part in ("prefill", "decode", "router"))
-_FILES = {*_ALWAYS, *_SPLIT, "vllm.sh", "sglang.sh", "trtllm.sh", OPTIONS, "router.sh", "kubernetes.yaml", DYNAMO}
-_FILES |= {GATEWAY_FILE}
+_SCRIPTS = ("vllm.sh", "sglang.sh", "trtllm.sh", OPTIONS, "router.sh")
+_FILES = {*_ALWAYS, *_SPLIT, *_SCRIPTS, "kubernetes.yaml", *DYNAMO.values(), GATEWAY_FILE}
 _OF_GROUP = re.compile(r"(vllm|sglang)-group-[0-9]+\.sh")
 ADMIN_PORT = 9000  # of the gateway in front of groups, whose engines have the ports after PORT
 _ENGINES = {key or "vllm": engine for key, engine in ENGINES.items()}
@@ -194,8 +196,8 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     ]
     if has_manifest:
         steps.append(f"Or run {pod_engine(d).title} on Kubernetes, by kubernetes.yaml: see below.")
-    if DYNAMO in manifests:
-        steps.append(f"Or run vLLM on NVIDIA Dynamo, by {DYNAMO}: see below.")
+    if on_dynamo := [file for file in DYNAMO.values() if file in manifests]:
+        steps.append(f"Or run the engine on NVIDIA Dynamo, by {' or '.join(on_dynamo)}: see below.")
     sections = {
         "The router": [gateway_router(d)[1]] if d.groups else [],
         "All engines": shared,
@@ -212,7 +214,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1)),
         *(["## On Kubernetes", _on_kubernetes(d, dns_name(name))] if has_manifest else []),
         *(["### Operate", entries([*_operations(d, dns_name(name))])] if has_manifest else []),
-        *(["## On Dynamo", _on_dynamo(dns_name(name))] if DYNAMO in manifests else []),
+        *(["## On Dynamo", _on_dynamo(dns_name(name), on_dynamo)] if on_dynamo else []),
         "## What the engines do otherwise",
         *(f"### {title}\n\n{entries(notes)}" for title, notes in sections.items() if notes),
     ]
@@ -232,6 +234,17 @@ def _shape_rows(d: Deployment) -> list[str]:
         rows.append(
             f"KV transfer between the sides: simulated over {transfer.link}, {transfer.bytes_per_s / GB:.4g} GB/s for "
             "each GPU"
+        )
+    if d.decode is not None and d.decode.prefills:
+        rows.append(
+            "The simulation prefills some prompts on the decode side (max_local_prefill_length, "
+            "max_prefill_queue_size). The routers of these files send every prompt to a prefill replica; Dynamo's has "
+            "--router-conditional-disagg"
+        )
+    if d.decode is not None and math.isfinite(d.decode.kv_transfer.timeout_s):
+        rows.append(
+            "The simulation has a timeout of waiting KV transfers (kv_transfer_timeout); these files leave the "
+            "engine's own. vLLM takes kv_load_failure_policy in --kv-transfer-config"
         )
     return rows
 
@@ -271,11 +284,12 @@ def _notes_of(d: Deployment, launches: Sequence[Launch]) -> list[str]:
     return [*both, *own]
 
 
-def _on_dynamo(name: str) -> str:
+def _on_dynamo(name: str, files: list[str]) -> str:
+    either = " or ".join(f"`kubectl apply -f {file}`" for file in files)
     return (
-        f"With Dynamo's operator in the cluster: `kubectl apply -f {DYNAMO}`, after the Secret of a gated model as for "
+        f"With Dynamo's operator in the cluster: {either}, after the Secret of a gated model as for "
         f"kubernetes.yaml. The frontend routes: `kubectl port-forward service/{name}-frontend {PORT}` makes its port "
-        "one of this machine. This file never ran."
+        "one of this machine. No test has run this."
     )
 
 
@@ -522,8 +536,9 @@ def write_launch(
     is_known = bool(pods) and PLACEHOLDER not in pods[0].command
     if is_known and is_nvidia(d) and not any(map(spanning_problem, d.sides)):
         texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name), token_secret=TOKEN_SECRET)
-        if "vllm" in launches and not d.groups:
-            texts[DYNAMO] = dynamo_manifest(d, name=dns_name(name), token_secret=TOKEN_SECRET)
+        for engine, file in DYNAMO.items():
+            if engine in launches and not d.groups:
+                texts[file] = dynamo_manifest(d, name=dns_name(name), token_secret=TOKEN_SECRET, engine=engine)
     load_launch = load_test(d, workload, trace=TRACE, rate_rps=rate_rps, num_requests=len(workload))
     if expectation:
         load_launch = replace(load_launch, notes=(expectation, *load_launch.notes))

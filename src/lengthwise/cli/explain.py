@@ -13,7 +13,7 @@ from lengthwise.cli.options import CostSource, Gpu, Model, OptionalScenario, Tp,
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
-    from lengthwise.schema.deployment import Deployment, KvGroups, Parallelism
+    from lengthwise.schema.deployment import DecodeSide, Deployment, KvGroups, KVTransfer, Parallelism
     from lengthwise.usecases.explain import CacheTier, Explanation, LargestBatch, RequestExplanation, Sides, Step
     from lengthwise.usecases.variants import Variant
 
@@ -125,6 +125,7 @@ def show_request(variant: Variant, found: RequestExplanation) -> None:
     )
 
 
+_SHARING = {"fcfs": ", one at a time", "fair": ", links shared", "none": ""}
 _BOUND = {"compute": "c", "memory": "m", "network": "n", "latency": "l"}
 
 
@@ -161,11 +162,12 @@ def show(variant: Variant, found: Explanation) -> None:
     weights, source = d.limits.weight_dtype or d.model.dtype, "; ".join(dict.fromkeys(_source(s) for s in d.sides))
     nodes = ", ".join(dict.fromkeys(side.node.name for side in d.sides))
     rows = [("parallelism", _degrees(d.parallel))]
-    if sides is not None:
+    if sides is not None and d.decode is not None:
         transfer = f"{duration(sides.transfer_s)} for a mean prompt"
         rows = [
             *((f"{name} side", _side(side)) for name, side in zip(("prefill", "decode"), d.sides, strict=True)),
-            ("KV transfer", transfer + (", one at a time" if d.decode and d.decode.kv_transfer.one_at_a_time else "")),
+            ("KV transfer", transfer + _transfer_rules(d.decode.kv_transfer)),
+            ("prefilled by decode side", _local_prefill(d.decode)),
         ]
     print_properties(
         variant.name,
@@ -194,6 +196,21 @@ def show(variant: Variant, found: Explanation) -> None:
         _show_replica(sides.decode, "a decode replica")
     for note in found.notes:
         typer.echo(f"note: {note}")
+
+
+def _transfer_rules(link: KVTransfer) -> str:
+    """Return what simultaneous transfers do, and what happens to those that wait for too long."""
+    late = "fails" if link.kv_load_failure_policy == "fail" else "is recomputed"
+    limit = f"; a request {late} that waits {duration(link.timeout_s)} for it" if math.isfinite(link.timeout_s) else ""
+    return _SHARING[link.sharing] + limit
+
+
+def _local_prefill(side: DecodeSide) -> str:
+    """Return which prompts decode replicas prefill, or "" if they prefill none."""
+    parts = [f"prompts of up to {side.max_local_prefill_length:,} tokens"] if side.max_local_prefill_length else []
+    if side.max_prefill_queue_size is not None:
+        parts.append(f"any while {side.max_prefill_queue_size:,} or more wait on the prefill side")
+    return ", and ".join(parts)
 
 
 def _show_sides(sides: Sides) -> None:

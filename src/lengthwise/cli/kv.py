@@ -55,7 +55,8 @@ def run(
     """Show what a prefix cache finds at each size of memory, and whether the memory pays.
 
     One pass over the requests gives the hit rate of an LRU cache at all sizes, for requests served one after the other
-    with vLLM's rules. A scenario adds the GPU pool, the time that hits save, and the break-even prefix of loading.
+    with vLLM's rules; models whose layers form KV cache groups are simulated with each size. A scenario adds the GPU
+    pool, the time that hits save, and the break-even prefix of loading.
     """
     from lengthwise import config
 

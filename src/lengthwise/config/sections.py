@@ -87,7 +87,13 @@ class DecodeSection(Section):
     gpu_memory_utilization: Share | None = None
     link: Literal["node", "host"] = "node"  # link between the sides; "host": through host memory
     kv_transfer: Wait = 0.0  # additional seconds of each request's KV transfer
-    one_at_a_time: bool = True  # a replica sends, and receives, one request at a time; False: transfers overlap
+    # What simultaneous transfers of a replica do: one at a time, share its bandwidth, or each have all of it.
+    link_sharing: Literal["fcfs", "fair", "none"] = "fcfs"
+    kv_transfer_timeout: Wait = float("inf")  # from the prefill until its transfer must have started
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # of a request whose transfer has timed out
+    # Decode replicas prefill prompts of up to so many tokens, and any prompt while so many wait on the prefill side.
+    max_local_prefill_length: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    max_prefill_queue_size: Count | None = None
     batching: Text = "unified"
     memory: Text = "paged"
     preemption_mode: PreemptionMode = "recompute"

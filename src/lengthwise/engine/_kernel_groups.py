@@ -20,6 +20,12 @@ _MASK = (1 << _SHIFT) - 1
 
 
 @jit
+def overlaps(S):
+    """Return whether SGLang's rules form each step before the one before it ends (``_kernel_sglang``)."""
+    return S.params[0].async_scheduling == 1 and S.params[0].sglang == 1
+
+
+@jit
 def join(S, g, slot):
     group, q = S.groups[g], S.slots[slot]
     block_size = S.params[0].block_size
@@ -30,7 +36,7 @@ def join(S, g, slot):
     if not hybrid:
         ahead = q.blocks * block_size + 1 - (q.prompt + q.generated)
     q.next_block_step = group.steps + ahead
-    q.in_block_needs = 1 if ahead < block_size + S.params[0].sglang else 0  # It may be in a step of SGLang's already.
+    q.in_block_needs = 1 if ahead < block_size + overlaps(S) else 0  # With overlap it may be in the next step already.
     event = q.finish_step
     if q.in_block_needs == 1:
         S.block_needs[g, q.next_block_step % block_size] += 1

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._kernel_groups import join, member, needed_blocks, remove, remove_partial, skipped_blocks, update
+from lengthwise.engine._kernel_groups import (
+    join,
+    member,
+    needed_blocks,
+    overlaps,
+    remove,
+    remove_partial,
+    skipped_blocks,
+    update,
+)
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, release_blocks
 from lengthwise.engine._kernel_queue import (
     key_of,
@@ -165,7 +174,10 @@ def update_entry_time(S):
 
 @jit
 def expire(S, r, now_s):
-    """End the requests of a replica whose timeout has passed (TIMED_OUT), except for requests in a step."""
+    """End the requests of a replica whose timeout has passed (TIMED_OUT), except for requests in a step.
+
+    Abort the KV transfers that wait for too long.
+    """
     rep = S.replicas[r]
     if rep.deadline_s <= now_s:
         _expire_idle(S, r, now_s)
@@ -232,23 +244,34 @@ def _first_arrival(S, g):
 def _expire_waiting(S, r, now_s):
     rep, timeout_s = S.replicas[r], S.params[0].timeout_s
     queue = S.queues[rep.queue]
-    remaining, first = 0, INFINITY
+    remaining, first_s = 0, INFINITY
     for i in range(queue.length):
         at = queue.offset + i
         slot = S.queued_slot[at]
-        if S.slots[slot].arrival_s + timeout_s <= now_s:
+        q = S.slots[slot]
+        is_late = q.arrival_s + timeout_s <= now_s
+        if not is_late and q.transfer_blocks > 0:
+            abort_s = q.last_token_s + S.params[1].transfer_timeout_s
+            if abort_s <= now_s:
+                release_transfer_blocks(S, q)
+                q.decoding = q.prefilled = 0
+                q.prefill_replica = -1
+                is_late = S.params[1].recomputes == 0
+            else:
+                first_s = min(first_s, abort_s)
+        if is_late:
             S.waiting[rep.queue] -= 1
             end_offloading(S, r, S.slots[slot])
             end_request(S, r, slot, TIMED_OUT, now_s)
             continue
-        first = min(first, S.slots[slot].arrival_s)
+        first_s = min(first_s, q.arrival_s + timeout_s)
         to = queue.offset + remaining
         S.queued_key[to] = S.queued_key[at]
         S.queued_index[to] = S.queued_index[at]
         S.queued_slot[to] = slot
         remaining += 1
     queue.length = remaining
-    queue.deadline_s = first + timeout_s
+    queue.deadline_s = first_s
     queue_rebuild(S, rep.queue)
 
 
@@ -355,14 +378,14 @@ def preempt(S, r, slot, now_s, rank):
         pass
     elif q.decoding == 1:
         remove(S, rep.idle_group, slot)
-        if rep.ahead == 1:  # It has a decode in flight (SGLang with overlap).
+        if rep.ahead == 1:  # With overlap: it has a decode in flight.
             q.blocks = max(q.blocks, (q.prompt + q.generated + params.block_size - 1) // params.block_size)
-    elif q.place >= 0 and params.sglang == 1:
+    elif q.place >= 0 and overlaps(S):
         rep.joining -= 1
     else:
         remove_partial(S, r, slot)
     blocks = q.blocks
-    if params.async_scheduling == 1 and params.sglang == 0:
+    if params.async_scheduling == 1 and not overlaps(S):
         ends_in_flight = _preempt_in_flight(S, r, slot)
     else:
         ends_in_flight = False
@@ -386,7 +409,7 @@ def preempt(S, r, slot, now_s, rank):
     if ends_in_flight:
         return
     to = rep.queue
-    if rep.side == 1 and q.swapped == 0:  # Its prompt is recomputed on a replica that prefills.
+    if rep.side == 1 and q.swapped == 0 and q.prefill_replica >= 0:  # It is recomputed where it was prefilled.
         to = q.prefill_replica
         move_load(S, q, r, to)
     S.waiting[to] += 1
@@ -777,8 +800,10 @@ def _peak_tokens(S, r, candidate):
     rep, stride, w = S.replicas[r], S.params[0].stride, S.work[0]
     count = _insert_remaining(S, 0, candidate)
     count = _insert_group(S, count, rep.idle_group)
-    for i in range(rep.partials + rep.incoming):  # A replica has half-computed prompts or transfers, never both.
+    for i in range(rep.partials):
         count = _insert_remaining(S, count, S.partials[r, i])
+    for i in range(rep.incoming):
+        count = _insert_remaining(S, count, S.partials[r, -1 - i])
     for i in range(S.tiers[r].loading):
         if S.loading[r, i] != candidate:
             count = _insert_remaining(S, count, S.loading[r, i])

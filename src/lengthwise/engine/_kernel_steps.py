@@ -1,4 +1,4 @@
-"""Runs a step through the pipeline, records it and ends it; starts and ends KV transfers to decode replicas."""
+"""Runs a step through the pipeline, records it and ends it."""
 
 from __future__ import annotations
 
@@ -21,29 +21,19 @@ from lengthwise.engine._kernel_groups import (
     member,
     merge,
     next_event_step,
+    overlaps,
     pop_finished,
     remove,
     renumber,
 )
-from lengthwise.engine._kernel_memory import (
-    add_ending,
-    blocks_to_admit,
-    end_request,
-    expire,
-    free_blocks_of,
-    is_dummy,
-    move_load,
-    note_admission,
-    release_transfer_blocks,
-    requeue,
-    update_ranks,
-)
-from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica, release_blocks
-from lengthwise.engine._kernel_queue import push_event, queue_pop
+from lengthwise.engine._kernel_memory import add_ending, end_request, free_blocks_of, is_dummy
+from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, release_blocks
+from lengthwise.engine._kernel_queue import push_event
 from lengthwise.engine._kernel_reserve import adapt_margin
 from lengthwise.engine._kernel_sglang import insert_prompts, lower_ratio, merge_prompts, note_room
 from lengthwise.engine._kernel_speculation import advance_each, start_drafts, verification_s
 from lengthwise.engine._kernel_tiers import LOADING, complete_offloading, end_load, end_offloading, store_prompts, wake
+from lengthwise.engine._kernel_transfers import end_transfer, queue_for_decode
 from lengthwise.schema.records import Status
 
 BAD_DECODE_ROUTE = kernel_layout.BAD_DECODE_ROUTE
@@ -60,7 +50,7 @@ def launch(S, D, r, now_s):
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     flight = S.flights[w.flight]
     kv_tokens = S.groups[flight.group].kv_tokens if w.decodes > 0 else 0
-    if S.params[0].async_scheduling == 1 and S.params[0].sglang == 1 and w.decodes > 0:
+    if overlaps(S) and w.decodes > 0:
         kv_tokens = w.kv_tokens  # The decodes stay in the idle group.
     end_s, pairs, completed = _run_stages(S, D, r, now_s, kv_tokens)
     rep.tokens += w.decodes + w.drafts + w.prompt_tokens
@@ -76,9 +66,7 @@ def launch(S, D, r, now_s):
         flight.outputs = w.decodes + w.accepted + completed
         _count_rounds(rep, w.prompts)
         return end_s
-    outputs = w.decodes + w.accepted + completed
-    if S.params[0].async_scheduling == 1 and S.params[0].sglang == 1:
-        outputs = 0  # They count at the step's end.
+    outputs = 0 if overlaps(S) else w.decodes + w.accepted + completed  # With overlap they count at the end.
     busy_s = _record_step(S, r, now_s, end_s, outputs)
     if S.params[0].reserve == 1:
         adapt_margin(S, r, busy_s)
@@ -103,8 +91,9 @@ def begin_rank(S, r):
 
 @jit
 def _next_flight(S, r):
-    stride = S.params[0].stride
-    return r * stride + (S.replicas[r].first_flight + S.replicas[r].in_flight) % stride
+    rep, stride = S.replicas[r], S.params[0].stride
+    at = rep.first_flight + rep.in_flight
+    return r * stride + (at if at < stride else at - stride)  # a division would take longer than the rest
 
 
 @jit
@@ -190,7 +179,8 @@ def _run_stages(S, D, r, now_s, kv_tokens):
     if S.replicas[r].side > 1:
         return _run_stages_of_group(S, r, now_s, kv_tokens)
     if S.replicas[r].side == 1:
-        return _pipeline_by_stage(S, D.cost, D.other, D.stage_other, r, now_s, kv_tokens), 0.0, 0
+        pairs, completed = _pairs_of_prompts(S, D) if w.prompts > 0 else (0.0, 0)
+        return _pipeline_by_stage(S, D.cost, D.other, D.stage_other, r, now_s, kv_tokens), pairs, completed
     prefill_s, pairs, completed = _prompts_cost(S, S.cost)
     if S.params[0].has_other_degree == 1:
         return _pipeline_by_stage(S, S.cost, S.other, S.stage_other, r, now_s, kv_tokens), pairs, completed
@@ -201,6 +191,13 @@ def _run_stages(S, D, r, now_s, kv_tokens):
         decode_s = verification_s(S, decode_s, kv_tokens)
         start_drafts(S, r, kv_tokens, _prompts_cost(S, S.draft_cost)[0])
     return _pipeline(S, S.cost, r, now_s, prefill_s, decode_s), pairs, completed
+
+
+@jit_cold
+def _pairs_of_prompts(S, D):
+    """Return ((query, key) pairs, completed prompts) of a decode replica's step."""
+    _, pairs, completed = _prompts_cost(S, D.cost)
+    return pairs, completed
 
 
 @jit_cold
@@ -487,11 +484,11 @@ def end_step(S, D, r, now_s, rank, router):  # noqa: C901, PLR0912  one sequence
     """End the replica's oldest step in flight. Under disaggregation, ``router`` chooses the decode replicas."""
     if S.params[S.replicas[r].side].dp > 1 and end_dummy(S, r):
         return
+    if overlaps(S):
+        _end_overlapped_step(S, r, now_s)
+        return
     if S.params[0].async_scheduling == 1:
-        if S.params[0].sglang == 1:
-            _end_overlapped_step(S, r, now_s)
-        else:
-            _end_async_step(S, r, now_s)
+        _end_async_step(S, r, now_s)
         return
     rep, stride = S.replicas[r], S.params[0].stride
     f = r * stride + rep.first_flight
@@ -715,7 +712,7 @@ def _end_overlapped_prompt(S, r, slot, now_s):
 
 @jit_cold
 def _finish_overlapped(S, r, slot, now_s):
-    """Finish a request, which is also in the next step, unless that was known to be one too many or has no decodes."""
+    """Finish a request. If the next step has decodes and could not leave it out, it also computes its last token."""
     q, rep, size = S.slots[slot], S.replicas[r], S.params[0].block_size
     tokens = q.prompt + q.generated - 1
     if rep.ahead == 1 and q.output < S.max_tokens[q.index]:
@@ -755,8 +752,8 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
     q.last_token_s = now_s
     if q.generated == q.output:
         _finish(S, r, slot, now_s)
-    elif S.params[0].decode_replicas > 0:
-        _queue_for_decode(S, D, r, slot, now_s, rank, router)
+    elif S.params[0].decode_replicas > 0 and S.replicas[r].side == 0:
+        queue_for_decode(S, D, r, slot, now_s, rank, router)
     else:
         assign_return_number(S, slot)
         S.replicas[r].newest_decode = max(S.replicas[r].newest_decode, q.admission)
@@ -787,81 +784,6 @@ def _add_partial(S, r, slot):
 
 
 @jit_cold
-def _queue_for_decode(S, D, r, slot, now_s, rank, router):
-    """Queue a prefilled request at a decode replica. Its blocks remain on ``r`` until they are fetched."""
-    q, first = S.slots[slot], S.params[0].replicas
-    end_offloading(S, r, q)
-    q.prefill_replica = r
-    q.transfer_blocks = q.blocks
-    q.blocks = 0
-    S.running[r] -= 1
-    a, b = D.draws[q.index, 0], D.draws[q.index, 1]
-    for k in range(S.params[0].decode_replicas):
-        D.decode_free_blocks[k] = S.replicas[first + k].free_blocks
-    to = router(
-        q.index, a, b, S.prompt[q.index], previous_replica(D.routed, D.previous_turn, q.index),
-        S.params[1].total_blocks, D.decode_waiting, D.decode_running, D.decode_outstanding, D.decode_free_blocks,
-        S.no_tokens, S.no_tokens, D.service_rate,
-    )  # fmt: skip
-    if to < 0 or to >= S.params[0].decode_replicas:
-        S.counters[0].problem = BAD_DECODE_ROUTE
-        S.counters[0].problem_value = to
-        return
-    if len(D.routed) > 0:
-        D.routed[q.index] = to
-    move_load(S, q, r, first + to)
-    S.waiting[first + to] += 1
-    requeue(S, first + to, now_s, slot, rank)
-
-
-@jit_cold
-def start_transfers(S, D, r, now_s, rank, memory):
-    """Start KV transfers to a decode replica, in the order of its queue, while ``max_num_seqs`` and memory allow."""
-    expire(S, r, now_s)
-    rep = S.replicas[r]
-    params, queue = S.params[rep.side], S.queues[rep.queue]
-    needs_rerank = params.rank_every_step == 1 or queue.overdue_at_s <= now_s
-    if queue.length > 0 and S.running[r] < params.max_num_seqs and needs_rerank:
-        update_ranks(S, rep.queue, now_s, rank)
-    while queue.length > 0 and S.running[r] < params.max_num_seqs:
-        slot = S.queued_slot[queue.offset]
-        q = S.slots[slot]
-        if q.transfer_blocks == 0:  # A swapped request returns with a step, not by a transfer.
-            return
-        q.context = q.prompt + q.generated
-        S.work[0].decodes = 0
-        S.work[0].prompts = 0
-        blocks = blocks_to_admit(S, r, slot, q.context, 0, memory)
-        if blocks < 0:
-            return
-        queue_pop(S, rep.queue)
-        rep.free_blocks -= blocks
-        q.blocks = blocks
-        note_admission(S, r, slot, now_s, rank)
-        q.decode_replica = r
-        end_s = _transfer_end_s(S, r, q, now_s)
-        if end_s <= now_s:
-            _receive(S, r, slot)
-        else:
-            S.partials[r, rep.incoming] = slot
-            rep.incoming += 1
-            D.slot_of[q.index] = slot
-            push_event(S, end_s, len(S.replicas) + q.index)
-
-
-@jit_cold
-def _transfer_end_s(S, r, q, now_s):
-    rep, source, params = S.replicas[r], S.replicas[q.prefill_replica], S.params[1]
-    duration_s = params.transfer_fixed_s + (q.context - 1) * params.transfer_token_s
-    if params.serial_transfers == 0:
-        return now_s + duration_s
-    end_s = max(now_s, source.sends_until_s, rep.receives_until_s) + duration_s
-    source.sends_until_s = end_s
-    rep.receives_until_s = end_s
-    return end_s
-
-
-@jit_cold
 def handle_event(S, D, i):
     """Process event ``i``: the end of a KV transfer or load, or the time at which a replica may form a step again.
 
@@ -879,24 +801,7 @@ def handle_event(S, D, i):
     if S.params[0].offload_blocks > 0 and S.offloads[i].state == LOADING:
         end_load(S, i)
         return
-    slot = D.slot_of[i]
-    r = S.slots[slot].decode_replica
-    rep, at = S.replicas[r], 0
-    while S.partials[r, at] != slot:
-        at += 1
-    rep.incoming -= 1
-    S.partials[r, at] = S.partials[r, rep.incoming]
-    _receive(S, r, slot)
-    S.pending[r] = 1
-
-
-@jit_cold
-def _receive(S, r, slot):
-    rep, q = S.replicas[r], S.slots[slot]
-    release_transfer_blocks(S, q)
-    rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
-    assign_return_number(S, slot)
-    join(S, rep.idle_group, slot)
+    end_transfer(S, D, i)
 
 
 @jit_cold

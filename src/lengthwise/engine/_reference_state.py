@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -667,6 +668,76 @@ class Transfer:
             self.source.pool.release(self.cached, self.blocks - len(self.cached))
             self.source.pending = True
             self.blocks = 0
+
+
+@dataclass
+class Path:
+    """The transfers from one replica to another that share links.
+
+    ``targets`` has for each request the service of the path (seconds at full bandwidth) at which its transfer ends.
+    """
+
+    served_s: float = 0.0
+    rate: float = 0.0
+    end_s: float = math.inf
+    targets: dict[Request, float] = field(default_factory=dict)
+
+
+class Fabric:
+    """KV transfers that share the bandwidth of the replicas that send and receive them, max-min fair.
+
+    Progressive filling (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2): the link with the smallest share
+    for each of its transfers gives all of them this share, and the others divide what is left. ``paths`` are keyed by
+    the numbers of both replicas.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        self.paths: dict[tuple[int, int], Path] = {}
+        self.replicas, self.now_s = replicas, 0.0
+
+    @property
+    def end_s(self) -> float:
+        """Return when the first transfer has sent all its bytes."""
+        return min((path.end_s for path in self.paths.values()), default=math.inf)
+
+    def start(self, q: Request, ends: tuple[int, int], link_s: float, now_s: float) -> None:
+        """Start a transfer of ``link_s`` seconds at full bandwidth."""
+        self._serve(now_s)
+        path = self.paths.setdefault(ends, Path())
+        path.targets[q] = path.served_s + link_s
+        self._share()
+
+    def end(self, now_s: float) -> list[tuple[Request, int]]:
+        """Remove the transfers that have sent all their bytes. Return each request with its decode replica."""
+        self._serve(now_s)
+        done = []
+        for (_, to), path in self.paths.items():
+            if path.end_s <= now_s:
+                path.served_s = min(path.targets.values())
+                ended = [q for q, target_s in path.targets.items() if target_s <= path.served_s]
+                done += [(q, to) for q in ended]
+                path.targets = {q: target_s for q, target_s in path.targets.items() if q not in ended}
+        self.paths = {ends: path for ends, path in self.paths.items() if path.targets}
+        self._share()
+        return done
+
+    def _serve(self, now_s: float) -> None:
+        for path in self.paths.values():
+            path.served_s += path.rate * (now_s - self.now_s)
+        self.now_s = now_s
+
+    def _share(self) -> None:
+        left, unknown = [1.0] * self.replicas, sorted(self.paths)
+        while unknown:
+            counts = Counter(end for ends in unknown for end in ends for _ in self.paths[ends].targets)
+            full = min(counts, key=lambda end: (left[end] / counts[end], end))
+            rate = left[full] / counts[full]
+            for ends in [ends for ends in unknown if full in ends]:
+                path = self.paths[ends]
+                path.rate = rate
+                path.end_s = self.now_s + max(0.0, min(path.targets.values()) - path.served_s) / rate
+                left[sum(ends) - full] -= rate * len(path.targets)
+            unknown = [ends for ends in unknown if full not in ends]
 
 
 @dataclass

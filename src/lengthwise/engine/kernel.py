@@ -13,7 +13,7 @@ from __future__ import annotations
 from lengthwise._jit import by_pointer, jit, jit_cold
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_batch import chunk_for, form
-from lengthwise.engine._kernel_groups import member
+from lengthwise.engine._kernel_groups import member, overlaps
 from lengthwise.engine._kernel_memory import (
     blocks_when_empty,
     enqueue,
@@ -38,10 +38,10 @@ from lengthwise.engine._kernel_steps import (
     record_rank,
     run_together,
     shared_drafter_s,
-    start_transfers,
     stays_empty,
 )
 from lengthwise.engine._kernel_tiers import complete_offloading
+from lengthwise.engine._kernel_transfers import end_shared_transfers, route_to_decode, start_transfers
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
 
@@ -70,7 +70,7 @@ def run(
     params, counters = S.params[0], S.counters[0]
     while True:
         end_s = S.event_s[0] if counters.events > 0 else INFINITY
-        now_s = min(counters.entry_s, end_s, counters.bin_deadline_s)
+        now_s = min(counters.entry_s, end_s, counters.bin_deadline_s, counters.transfer_end_s)
         if now_s == INFINITY:
             now_s = counters.last_s
             if not _complete_oldest_bin(S, now_s, rank):
@@ -107,15 +107,17 @@ def run(
 @jit
 def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router):
     counters = S.counters[0]
-    _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
+    _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router)
     if counters.bin_deadline_s <= now_s:
         _complete_expired_bins(S, now_s, rank)
+    if counters.transfer_end_s <= now_s:
+        end_shared_transfers(S, D, now_s)
     while counters.events > 0 and S.event_s[0] == now_s:
         r = pop_event(S)
         if r >= len(S.replicas):  # Events of requests are numbered after the replicas.
             handle_event(S, D, r - len(S.replicas))
             if counters.entry_s == now_s:
-                _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
+                _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router)
             continue
         last = r + S.params[S.replicas[r].side].dp - 1
         for one in range(r, last + 1):  # The event of several ranks has the number of the first.
@@ -124,18 +126,21 @@ def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, de
             if one == last and S.replicas[r].in_flight > 0:
                 push_event(S, S.flights[r * S.params[0].stride + S.replicas[r].first_flight].end_s, r)
             if counters.entry_s == now_s:
-                _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
+                _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router)
 
 
 @jit_cold
-def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
+def _handle_entries(  # noqa: C901, PLR0912  one sequence
+    S, D, now_s, rank, memory, router, binning, decode_memory, decode_router
+):
     counters, params = S.counters[0], S.params[0]
     while counters.entry_s == now_s:
         i = next_request(S)
         take_request(S, i)
         counters.front_free_s = max(S.arrival_s[i], counters.front_free_s) + params.front_serial_s
         update_entry_time(S)
-        rejection = _rejection(S, i, memory, decode_memory)
+        is_local = params.decode_replicas > 0 and _is_local(S, i)
+        rejection = _local_rejection(S, i, decode_memory) if is_local else _rejection(S, i, memory, decode_memory)
         if rejection != NONE:
             S.results[i].status = REJECTED
             S.results[i].rejection = rejection
@@ -143,6 +148,11 @@ def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
             continue
         slot = _new_slot(S, i)
         r = 0
+        if is_local:
+            _enter_decode_side(S, D, slot, now_s, rank, decode_router)
+            if counters.problem != OK:
+                return
+            continue
         if params.central_queue == 1:
             S.waiting[0] += 1
         else:
@@ -170,6 +180,42 @@ def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
             enqueue(S, S.replicas[r].queue, now_s, slot, rank)
         else:
             _add_to_bin(S, S.replicas[r].queue, now_s, slot, rank, binning)
+
+
+@jit_cold
+def _is_local(S, i):
+    """Return whether a decode replica prefills a request (conditional disaggregation)."""
+    waiting = 0
+    for r in range(S.params[0].replicas):
+        waiting += S.waiting[r]
+    return waiting >= S.params[1].max_prefill_queue_size or S.prompt[i] <= S.params[1].max_local_prefill_length
+
+
+@jit_cold
+def _local_rejection(S, i, memory):
+    params, prompt, predicted, w = S.params[1], S.prompt[i], predicted_total(S, i, 0), S.work[0]
+    if prompt >= params.max_model_len:
+        return TOO_LONG
+    w.prompts = w.prompt_tokens = w.longest = 0
+    chunk = chunk_for(S, prompt, False, params.empty_replica_tokens, params.empty_replica_flags)
+    if chunk <= 0:
+        return OVER_BUDGET
+    peak = prompt + remaining_tokens(predicted, 0) if params.needs_peak == 1 else 0
+    return REFUSED if blocks_when_empty(S, 1, prompt, chunk, predicted, peak, memory) < 0 else NONE
+
+
+@jit_cold
+def _enter_decode_side(S, D, slot, now_s, rank, router):
+    q = S.slots[slot]
+    r = route_to_decode(S, D, q, router)
+    if r < 0:
+        return
+    S.waiting[r] += 1
+    S.outstanding_tokens[r] += outstanding(q.prompt, S.predicted[q.index])
+    S.pending[r] = 1
+    if S.params[0].tracks_service == 1:
+        join_backlog(S, q.tenant)
+    enqueue(S, S.replicas[r].queue, now_s, slot, rank)
 
 
 @jit
@@ -219,11 +265,10 @@ def _new_slot(S, i):
     q.generated = q.context = q.prefilled = q.blocks = q.last_preemption = q.return_number = q.join_step = 0
     q.in_block_needs = q.decoding = q.swapped = q.bin_batch = q.generated_at_admission = 0
     q.cached = q.inserted = q.transfer_blocks = q.reserved = q.unhashed = 0
-    q.admission = q.cached_segment = q.last_flight = q.place = q.hit = -1
+    q.admission = q.cached_segment = q.last_flight = q.place = q.hit = q.prefill_replica = -1
     q.last_token_s = q.queued_for_s = q.charged_tokens = 0.0
     q.waiting = 1
-    ahead = S.params[0].async_scheduling == 1 and S.params[0].sglang == 0
-    q.extra_steps = 1 - S.ends_at_limit[i] if ahead else 0
+    q.extra_steps = 1 - S.ends_at_limit[i] if S.params[0].async_scheduling == 1 and not overlaps(S) else 0
     q.queued_at_s = q.arrival_s
     return slot
 
@@ -453,6 +498,7 @@ def _independent_until_s(S, left, preemptions):
             return -INFINITY
         if counters.events > 0:
             until_s = min(until_s, S.event_s[0])
+        until_s = min(until_s, counters.transfer_end_s)
     return until_s
 
 

@@ -55,10 +55,11 @@ slot_t = _record(
 """A request. ``context`` is the prompt plus the output at the last admission, which a prefill must compute; it does not
 grow with decodes. The first ``cached`` of its blocks have contents that other requests find; in a radix tree these
 blocks end with ``cached_segment`` (-1: there is none), and the request itself has inserted the first ``inserted``.
-After its prefill for a decode replica, its blocks are the ``transfer_blocks`` at ``prefill_replica`` until the decode
-replica has fetched them. ``admission``, ``last_preemption`` and ``return_number`` are sequence numbers within the run:
-of the request's last admission, last preemption, and last return from a step to the idle residents. Return numbers
-break ties of victims. If ``in_block_needs`` is 1, the group's ``block_needs`` count the request's next block.
+After its prefill for a decode replica, its blocks are the ``transfer_blocks`` at ``prefill_replica`` (-1: it was
+prefilled where it decodes) until the decode replica has fetched them. ``admission``, ``last_preemption`` and
+``return_number`` are sequence numbers within the run: of the request's last admission, last preemption, and last return
+from a step to the idle residents. Return numbers break ties of victims. If ``in_block_needs`` is 1, the group's
+``block_needs`` count the request's next block.
 In every local group of layers (``schema.deployment.KvGroups``) the request has freed its first ``skipped`` blocks. At
 ``next_free_step`` its window leaves a block, and then at every multiple of the block size; the group's ``block_frees``
 count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` blocks besides. Where full attention had a longer
@@ -98,7 +99,8 @@ replica_t = _record(
 """A replica. Its residents are the requests that have KV blocks on it, without the owners of ``transfer_blocks`` and
 those that wait for a load. ``running`` counts the residents and the requests in transfer to it. ``idle_group`` is the
 number of the group of decoding residents that are not in flight. ``partials`` is the number of half-computed prompts.
-``incoming``, at a decode replica, is the number of transfers to it, whose slots are in its row of ``State.partials``.
+``incoming``, at a decode replica, is the number of transfers to it, whose slots are the last ones in its row of
+``State.partials``.
 ``side`` is its row of the parameters: 1 for a decode replica, 2 and more for further groups of replicas. Neither
 residents nor requests that wait for a load have a timeout before ``deadline_s``. ``layer_s`` are seconds of the layers
 without attention and collectives, ``embedding_s`` of the token embedding.
@@ -193,9 +195,9 @@ flight_t = _record("group paused prompts tokens decodes drafts prompt_tokens out
 """A step in flight. ``paused`` is 1 if the decodes of ``group`` pause while the step computes its prompts. Under
 asynchronous scheduling, its decodes get ``tokens`` tokens when it ends, and ``State.prompt_chunk`` is 1 for a chunk
 that completes its prompt, and 0 for any other.
-With data-parallel ranks, the start of the ranks' step needs its ``decodes``, ``drafts`` (proposed tokens),
-``prompt_tokens`` and ``outputs`` (tokens of its decodes, and completed prompts). A dummy step has neither decodes nor
-prompts."""
+With data-parallel ranks, the start of the ranks' step needs its ``decodes`` (also set with overlap of SGLang's steps),
+``drafts`` (proposed tokens), ``prompt_tokens`` and ``outputs`` (tokens of its decodes, and completed prompts). A dummy
+step has neither decodes nor prompts."""
 
 queue_t = _record("offset room length", "deadline_s overdue_at_s")
 """A queue: ``length`` of its ``room`` entries of ``State.queued_*``, which begin at ``offset``. ``deadline_s`` is the
@@ -225,12 +227,24 @@ counter_t = _record(
     slots free_slots next released admissions preemptions returns step_rows gap_rows queued_top events problem
     problem_value batches sent_children entries
     """,
-    "last_s bin_deadline_s last_service front_free_s entry_s",
+    "last_s bin_deadline_s last_service front_free_s entry_s transfer_end_s",
 )
 """Global counters. ``next`` is the next request without parents. ``sent_children`` is the size of the heap of requests
 whose last parent has finished. ``entries`` counts entries into queues under SGLang's rules. ``problem`` is a status
 code and ``problem_value`` its number (``setup.error_of``). ``last_s`` is the time of the last event. The front end is
-free at ``front_free_s``; at ``entry_s`` the next request leaves it (infinity: no request is in it or known to come)."""
+free at ``front_free_s``; at ``entry_s`` the next request leaves it (infinity: no request is in it or known to come). At
+``transfer_end_s`` the first of the KV transfers that share links has sent all its bytes."""
+
+path_t = _record("transfers", "served_s target_s rate end_s")
+"""The KV transfers that share links, from one replica to another. Each of them has ``rate``, a share of the full
+bandwidth, and the first one ends at ``end_s``, when ``served_s`` (seconds at full bandwidth) reaches ``target_s``."""
+
+link_t = _record("transfers", "left")
+"""Work record of a replica's link: the share of its bandwidth that is ``left`` for ``transfers`` of unknown rate."""
+
+fabric_t = _record("active", "now_s")
+"""The number of paths with transfers, whose numbers are the first of ``DecodeState.active_paths``, and the time up to
+which they are served."""
 
 param_t = _record(
     """
@@ -238,7 +252,8 @@ param_t = _record(
     max_step_seqs token_budget max_model_len closed_loop has_dependents central_queue swap prefix_caching radix_policy
     router_prefix router_sees_memory index_blocks rank_every_step needs_peak bins series_bins preempts_by_policy
     preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
-    parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
+    parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags link_sharing
+    max_local_prefill_length max_prefill_queue_size recomputes
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
     vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed long_prefill_token_threshold
@@ -247,9 +262,9 @@ param_t = _record(
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
-    transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s storage_latency_s
-    initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share burstiness missed_draft_rate
-    verify_pair_s draft_layers draft_shared_layers draft_head_share draft_pass_s
+    transfer_timeout_s transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s
+    storage_latency_s initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share burstiness
+    missed_draft_rate verify_pair_s draft_layers draft_shared_layers draft_head_share draft_pass_s
     """,
 )
 """Parameters, one row for each of ``Setup.rows`` (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of

@@ -18,6 +18,7 @@ from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import Setup, error_of, policy_error
 from lengthwise.policy.compile import signatures
 from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.deployment import LINK_SHARINGS
 from lengthwise.schema.records import Status
 
 Array = npt.NDArray[Any]
@@ -185,6 +186,8 @@ class State(NamedTuple):
 class DecodeState(NamedTuple):
     """State of the decode side, with costs as in ``State``. ``slot_of`` [n] is the slot of each request in transfer.
 
+    Transfers that share links: ``paths`` [prefill x decode replicas], ``links`` [replicas], and ``target_s`` [n], the
+    service of its path at which each transfer ends (infinity: it is in no path).
     ``prefill_*`` [prefill replicas] and ``decode_*`` [decode replicas] are the parts of the counts that routers see.
     """
 
@@ -197,6 +200,11 @@ class DecodeState(NamedTuple):
     previous_turn: Array
     routed: Array
     slot_of: Array
+    paths: Array
+    active_paths: Array
+    links: Array
+    fabric: Array
+    target_s: Array
     service_rate: Array
     prefill_waiting: Array
     prefill_running: Array
@@ -223,7 +231,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     events += 2 * loads + replicas * params.async_scheduling
     counters = _rows(kernel_layout.counter_t, 1)
     counters["released"], counters["queued_top"] = setup.released, pool * (queues == 1)
-    counters["bin_deadline_s"] = np.inf
+    counters["bin_deadline_s"] = counters["transfer_end_s"] = np.inf
     counters["entry_s"] = float(columns.arrival_s[0]) + cost.front.serial_s + cost.front.request_s
     flights = _rows(kernel_layout.flight_t, replicas * stride)
     flights["group"] = (np.arange(replicas)[:, None] * (stride + 1) + 1 + np.arange(stride)).ravel()
@@ -377,19 +385,26 @@ def new_decode_state(setup: Setup, state: State) -> DecodeState:
     if decode_side is None:
         none = np.zeros(1, np.int64)
         sides = (state.cost, state.other, state.stage_other, state.shared, state.shared_slope, state.draws)
-        return DecodeState(*sides, none[:0], none[:0], none, state.service_rate, *views)
+        return DecodeState(*sides, none[:0], none[:0], none, *_paths(0, 0, 0), state.service_rate, *views)
     cost = decode_side.deployment.cost
     slot_of = np.zeros(len(setup.columns.prompt), np.int64)
     turns = decode_side.columns.previous_turn
     return DecodeState(
         pack(cost), *_other_degree(cost), *_shared(cost), decode_side.columns.draws, turns, np.full_like(turns, -1),
-        slot_of, decode_side.service_rate, *views,
+        slot_of, *_paths(first, decode_side.params.replicas, len(slot_of)), decode_side.service_rate, *views,
     )  # fmt: skip
+
+
+def _paths(senders: int, receivers: int, requests: int) -> tuple[Array, Array, Array, Array, Array]:
+    """Return the state of KV transfers that share links, from ``paths`` to ``target_s``."""
+    paths, links = _rows(kernel_layout.path_t, senders * receivers), _rows(kernel_layout.link_t, senders + receivers)
+    numbers, fabric = np.zeros(len(paths), np.int64), _rows(kernel_layout.fabric_t, 1)
+    return paths, numbers, links, fabric, np.full(requests, np.inf)
 
 
 def _param_rows(setup: Setup) -> Array:
     rows = _rows(kernel_layout.param_t, len(setup.rows))
-    front = setup.deployment.cost.front
+    front, decode = setup.deployment.cost.front, setup.deployment.decode
     for row, side in zip(rows, setup.rows, strict=True):
         parameters = {f"parameter_{i}": value for i, value in enumerate(side.policies.batching.all_parameters)}
         ratio = NewTokenRatio(side.params.schedule_conservativeness)
@@ -404,7 +419,11 @@ def _param_rows(setup: Setup) -> Array:
             "front_request_s": front.request_s,
             "transfer_fixed_s": side.kv_transfer.fixed_s,
             "transfer_token_s": side.kv_transfer.token_s,
-            "serial_transfers": side.kv_transfer.one_at_a_time,
+            "transfer_timeout_s": side.kv_transfer.timeout_s,
+            "recomputes": side.kv_transfer.kv_load_failure_policy == "recompute",
+            "link_sharing": LINK_SHARINGS.index(side.kv_transfer.sharing),
+            "max_local_prefill_length": decode.max_local_prefill_length if decode else 0,
+            "max_prefill_queue_size": (decode and decode.max_prefill_queue_size) or kernel_layout.ALL,
             "tier_row": side.params.replicas * (2 if side.params.router_prefix == 2 else 1),
             "initial_token_ratio": ratio.initial,
             "least_token_ratio": ratio.least,

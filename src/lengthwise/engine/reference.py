@@ -20,6 +20,7 @@ from lengthwise.engine._reference_state import (
     Admission,
     Chunk,
     ChunkPool,
+    Fabric,
     Offload,
     PrefixIndex,
     Queue,
@@ -73,6 +74,7 @@ class Reference:
             for rep in side:
                 first = side.index(rep) // rep.s.params.dp * rep.s.params.dp
                 rep.ranks = side[first : first + rep.s.params.dp]
+        self.fabric = Fabric(len(self.replicas))
         if params.central_queue:
             self.queues = self.queues[:1]
         for rep in self.replicas:
@@ -161,17 +163,24 @@ class Reference:
             self._complete_expired_bins(now)
             while any(self._end_step(rep, now) for rep in self.replicas):
                 self._handle_entries(now)
-            ends = [(q, rep) for rep in self.decode_replicas for q, end_s in rep.incoming.items() if end_s == now]
-            ends += [(q, rep) for rep in self.replicas for q, offload in rep.loading.items() if offload.end_s == now]
-            for q, rep in sorted(ends, key=lambda end: end[0].index):
-                if q in rep.incoming:
-                    self._receive(rep, q)
-                else:
-                    self._end_load(rep, q)
-                rep.pending = True
+            self._end_transfers(now)
             self._wake(now)
             self._schedule_all(now)
         return self._outcome()
+
+    def _end_transfers(self, now: float) -> None:
+        """End the KV transfers and the loads from CPU memory that end now, by request."""
+        if self.fabric.end_s <= now:
+            for q, to in self.fabric.end(now):
+                self.replicas[to].incoming[q] = now + self.replicas[to].s.kv_transfer.fixed_s
+        ends = [(q, rep) for rep in self.decode_replicas for q, end_s in rep.incoming.items() if end_s == now]
+        ends += [(q, rep) for rep in self.replicas for q, offload in rep.loading.items() if offload.end_s == now]
+        for q, rep in sorted(ends, key=lambda end: end[0].index):
+            if q in rep.incoming:
+                self._receive(rep, q)
+            else:
+                self._end_load(rep, q)
+            rep.pending = True
 
     def _wake(self, now: float) -> None:
         for rep in [rep for rep in self.replicas if rep.wake_s == now]:
@@ -213,7 +222,7 @@ class Reference:
         transfers = [end_s for rep in self.decode_replicas for end_s in rep.incoming.values()]
         loads = [offload.end_s for rep in self.prefill_replicas for offload in rep.loading.values()]
         wakes = [*self.wakes_s.values(), *(rep.wake_s for rep in self.replicas)]
-        return float(min([self.entry_s, *ends, *bins, *transfers, *loads, *wakes]))
+        return float(min([self.entry_s, self.fabric.end_s, *ends, *bins, *transfers, *loads, *wakes]))
 
     def _next_request(self) -> int | None:
         roots = [
@@ -245,7 +254,8 @@ class Reference:
             q = Request(i, arrival_s, int(columns.prompt[i]), int(columns.output[i]), Wait(arrival_s))
             if params.sglang or params.trtllm:
                 q.rules = RulesState(int(columns.max_tokens[i]), bool(columns.ignore_eos[i]))
-            rejection = self._rejection(q)
+            is_local = self._is_local(q)
+            rejection = self._rejection(q, is_local=is_local)
             if rejection != Rejection.NONE:
                 self.results[i]["status"] = Status.REJECTED
                 self.results[i]["rejection"] = rejection
@@ -253,13 +263,24 @@ class Reference:
                 continue
             rep = self.prefill_replicas[0]
             if not params.central_queue:
-                rep = self._route(self.s, self.prefill_replicas, q)
+                side, replicas = (self.s, self.prefill_replicas)
+                if is_local and self.s.decode_side:
+                    side, replicas = self.s.decode_side, self.decode_replicas
+                rep = self._route(side, replicas, q)
                 self._move_load(rep, q)
             if params.tracks_service:
                 self._join_backlog(self.s.tenant(i))
             self._add_to_bin_or_queue(rep.queue, q, now)
 
-    def _rejection(self, q: Request) -> Rejection:
+    def _is_local(self, q: Request) -> bool:
+        """Return whether a decode replica prefills the request (conditional disaggregation)."""
+        if (decode := self.s.deployment.decode) is None:
+            return False
+        waiting = sum(rep.queue.length + len(rep.loading) for rep in self.prefill_replicas)
+        is_full = decode.max_prefill_queue_size is not None and waiting >= decode.max_prefill_queue_size
+        return is_full or q.prompt <= decode.max_local_prefill_length
+
+    def _rejection(self, q: Request, *, is_local: bool) -> Rejection:
         """Return the reason for which even an empty replica cannot serve the request, or ``NONE`` if it can."""
         if q.prompt >= self.s.params.max_model_len:
             return Rejection.PROMPT_REACHES_MAX_MODEL_LEN
@@ -267,16 +288,17 @@ class Reference:
             if q.prompt > self.s.params.longest_prompt:
                 return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
             return Rejection.REFUSED_BY_MEMORY_POLICY if q.rules.max_tokens < 1 else Rejection.NONE
-        chunk_tokens = self._chunk(Step(0.0), q, self.s.empty_replica_plan[1], self.s.empty_replica_plan[2])
+        side = self.s.decode_side if is_local and self.s.decode_side else self.s
+        chunk_tokens = self._chunk(Step(0.0), q, side.empty_replica_plan[1], side.empty_replica_plan[2])
         if chunk_tokens <= 0:
             return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
-        blocks = self._blocks_when_empty(self.s, q, q.prompt, chunk_tokens, 0)
+        blocks = self._blocks_when_empty(side, q, q.prompt, chunk_tokens, 0)
         for group in self.s.groups:
             chunk_tokens = self._chunk(Step(0.0), q, group.empty_replica_plan[1], group.empty_replica_plan[2])
             if chunk_tokens <= 0:
                 return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
             blocks = min(blocks, self._blocks_when_empty(group, q, q.prompt, chunk_tokens, 0))
-        if blocks >= 0 and self.s.decode_side:
+        if blocks >= 0 and self.s.decode_side and not is_local:
             blocks = self._blocks_when_empty(self.s.decode_side, q, q.prompt + 1, q.prompt + 1, 1)
         return Rejection.REFUSED_BY_MEMORY_POLICY if blocks < 0 else Rejection.NONE
 
@@ -330,7 +352,7 @@ class Reference:
         rep.pending = True
 
     def _add_to_bin_or_queue(self, queue: Queue, q: Request, now: float) -> None:
-        if self.s.params.bins == 0:
+        if not queue.bins:
             self._enqueue(queue, q, now)
             return
         columns = self.s.columns
@@ -623,9 +645,22 @@ class Reference:
             for q in [q for q in requests if q.arrival_s + self.s.params.timeout_s <= now]:
                 requests.remove(q)
                 self._end_request(rep, q, Status.TIMED_OUT, now)
+        self._abort_transfers(rep, now)
         for q in [q for q in rep.loaded if q.arrival_s + self.s.params.timeout_s <= now]:
             del rep.loading[q]
             self._end_request(rep, q, Status.TIMED_OUT, now)
+
+    def _abort_transfers(self, rep: Replica, now: float) -> None:
+        """Free the blocks on prefill replicas whose transfer to this replica has not started in time."""
+        link = rep.s.kv_transfer
+        for q in list(rep.queue.waiting):
+            prefilled_s = q.last.token_s or 0.0
+            if q.transfer and q.transfer.blocks and prefilled_s + link.timeout_s <= now:
+                q.transfer.release()
+                q.transfer, q.decoding, q.prefilled = None, False, 0
+                if link.kv_load_failure_policy == "fail":
+                    rep.queue.waiting.remove(q)
+                    self._end_request(rep, q, Status.TIMED_OUT, now)
 
     def _schedule_all(self, now: float) -> None:
         """Schedule pending replicas by number, or all replicas, least loaded first, if a central queue has requests.
@@ -1439,9 +1474,13 @@ class Reference:
             self._note_admission(rep, q)
             self.results[q.index]["replica"] = rep.number
             link, source = rep.s.kv_transfer, q.transfer.source
-            duration_s = link.fixed_s + (q.context - 1) * link.token_s
+            link_s = (q.context - 1) * link.token_s
+            duration_s = link.fixed_s + link_s
             end_s = now + duration_s
-            if link.one_at_a_time:
+            if link.sharing == "fair" and link_s > 0:
+                self.fabric.start(q, (source.number, rep.number), link_s, now)
+                end_s = math.inf
+            elif link.sharing == "fcfs":
                 end_s = max(now, source.sends_until_s, rep.receives_until_s) + duration_s
                 source.sends_until_s = rep.receives_until_s = end_s
             rep.incoming[q] = end_s

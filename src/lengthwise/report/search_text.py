@@ -325,7 +325,8 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
     if plan.limits[LIMIT_COLUMNS:]:
         lines.append(Text(f"Also met: {', '.join(map(limit_text, plan.limits[LIMIT_COLUMNS:]))}.", style="dim"))
     lines += map(Text, plan.notes)
-    lines.append(Text.assemble("Best: ", (best.name, "bold"), f" ({hardware_text(plan, best)})"))
+    on = hardware_text(plan, best) if TIMES in hardware_text(plan, best) else counted(best.gpus, "GPU")
+    lines.append(Text.assemble("Best: ", (best.name, "bold"), f" ({on})"))
     lines += [Text(f"  \N{MIDDLE DOT} {reason}") for reason in plan.cause]
     if (bottleneck := best.bottleneck) != Bottleneck():
         bound = capitalized(f"bound by {binding_text(plan, best)}. " if bottleneck.binds else "")

@@ -517,22 +517,38 @@ class KvPlan:
         return self.block_size / (self.groups.full + self.groups.local if self.groups else 1)
 
 
+LINK_SHARINGS = ("fcfs", "fair", "none")
+KV_LOAD_FAILURE_POLICIES = ("fail", "recompute")
+
+
 @dataclass(frozen=True)
 class KVTransfer:
     """Transfer of a request's KV cache from the prefill replica to the decode replica.
 
     A transfer takes ``fixed_s`` plus ``bytes_per_token / bytes_per_s`` for each cached token, while both sides continue
-    their steps. With ``one_at_a_time``, a replica sends one request at a time and receives one at a time. The other
-    requests queue in the order in which their transfers were admitted.
+    their steps. ``sharing`` is what simultaneous transfers of a replica do. With "fcfs" a replica sends one at a time
+    and receives one at a time, in the order in which they were admitted. With "fair" they share the bandwidth of the
+    sender and that of the receiver, max-min fair, and ``fixed_s`` follows. With "none" each has the complete bandwidth.
+
+    A prefill replica frees the blocks of a request whose transfer has not started ``timeout_s`` after the prefill. The
+    request then fails, or its decode replica recomputes it.
     """
 
     fixed_s: float = 0.0
     bytes_per_token: float = 0.0
     bytes_per_s: float = float("inf")
-    one_at_a_time: bool = True
+    sharing: str = "fcfs"  # one of ``LINK_SHARINGS``
     link: str = ""  # its name, if known
+    timeout_s: float = float("inf")
+    kv_load_failure_policy: str = "fail"  # one of ``KV_LOAD_FAILURE_POLICIES``
 
     def __post_init__(self) -> None:
+        if self.kv_load_failure_policy not in KV_LOAD_FAILURE_POLICIES:
+            raise UnknownNameError("kv_load_failure_policy", self.kv_load_failure_policy, KV_LOAD_FAILURE_POLICIES)
+        if not self.timeout_s > 0:
+            raise InputError(f"kv_transfer_timeout must be above 0; it is {self.timeout_s}")
+        if self.sharing not in LINK_SHARINGS:
+            raise UnknownNameError("link_sharing", self.sharing, LINK_SHARINGS)
         for name in ("fixed_s", "bytes_per_token"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be at least 0 and finite; it is {getattr(self, name)}")
@@ -547,11 +563,14 @@ class KVTransfer:
 
 @dataclass(frozen=True)
 class DecodeSide:
-    """Replicas that only decode. The deployment's other replicas prefill the requests.
+    """Replicas that decode. The deployment's other replicas prefill the requests.
 
     Decode replicas are numbered after the prefill replicas. Rank, victim policy, bounds on waiting, block size,
     ``max_model_len`` and timeout of the deployment apply to both sides. The decode side has no prefix cache. Without
     ``gpu`` and ``node`` its replicas have those of the prefill side.
+
+    Conditional disaggregation: decode replicas also prefill prompts of up to ``max_local_prefill_length`` tokens, and
+    all prompts that arrive while ``max_prefill_queue_size`` requests or more wait on the prefill side (None: no limit).
     """
 
     parallel: Parallelism
@@ -559,6 +578,8 @@ class DecodeSide:
     cost: CostTables
     kv: KvPlan
     kv_transfer: KVTransfer = KVTransfer()
+    max_local_prefill_length: int = 0
+    max_prefill_queue_size: int | None = None
     batching: Any = "unified"
     # Admission policy of the KV memory; it admits a complete request before the transfer of its cache starts.
     memory: Any = "paged"
@@ -567,6 +588,18 @@ class DecodeSide:
     router: Any = "round_robin"
     gpu: GpuSpec | None = None
     node: NodeSpec | None = None
+
+    def __post_init__(self) -> None:
+        least = {"max_local_prefill_length": 0, "max_prefill_queue_size": 1}
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | np.integer) or value < minimum):
+                raise InputError(f"decode.{name} must be a whole number of at least {minimum}; it is {value!r}")
+
+    @property
+    def prefills(self) -> bool:
+        """Return whether the decode replicas also prefill prompts (conditional disaggregation)."""
+        return self.max_local_prefill_length > 0 or self.max_prefill_queue_size is not None
 
 
 _UNIFIED = {

@@ -12,8 +12,9 @@ between tokens is limited, a share q of the tokens comes from steps that are sho
 no faster than the front end admits them. With speculation, all proposed tokens count as accepted.
 
 Unlike replicas behind one router are bounded together (``_mixed_ceiling``). Under disaggregation each side has its
-part of a request's work, its own steps and its own limits, and the rate is at most the smaller bound of both. If
-transfers go one at a time, a replica of each side is also limited by their times.
+part of a request's work, its own steps and its own limits, and the rate is at most the smaller bound of both. Where
+transfers go one at a time or share links, a link of each side is also limited by their times. Short prompts that
+decode replicas prefill are work of the decode side.
 """
 
 from __future__ import annotations
@@ -97,22 +98,33 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     prompt, output = requests.prompt_tokens[is_admitted], np.maximum(output[is_admitted], 1)
     computed = _computed_tokens(deployment, requests)[is_admitted]
     transfer_s: Floats = np.zeros(len(prompt))
-    if decode is not None:
-        link = decode.kv_transfer
-        transfer_s = np.where(output > 1, link.fixed_s + link.token_s * prompt, 0.0)
-    min_step_s = float(stages[-1].through_s[1])
-    isolated = stages[0].isolated_s(computed), min_step_s
+    link_s = 0.0  # of a mean request, in which a replica's link has no capacity for others
+    min_step_s, first_s = float(stages[-1].through_s[1]), stages[0].isolated_s(computed)
+    is_remote = np.ones(len(prompt), bool)
+    if decode is not None:  # With a limit on the prefill queue, the decode side may compute any prompt.
+        link, is_remote = decode.kv_transfer, prompt > decode.max_local_prefill_length
+        is_sent = is_remote & (output > 1) & (decode.max_prefill_queue_size is None)
+        transfer_s = np.where(is_sent, link.fixed_s + link.token_s * prompt, 0.0)
+        busy_s = np.where(is_sent, link.token_s * prompt, 0.0) if link.sharing == "fair" else transfer_s
+        link_s = float(busy_s.mean()) if is_admitted.any() else 0.0
+        if decode.prefills:
+            own_s = stages[1].isolated_s(prompt)
+            either_s = first_s if decode.max_prefill_queue_size is None else np.minimum(first_s, own_s)
+            first_s = np.where(is_remote, either_s, own_s)
+    isolated = first_s, min_step_s
     impossible = _impossible(limits, isolated, (output, -(-(output - 1) // most)), transfer_s)
     if not is_admitted.any():
         return Ceiling(math.inf, min_step_s, 0.0, impossible)
     p, d, c = prompt.astype(np.float64), output.astype(np.float64) - 1, computed.astype(np.float64)
-    prefilled, decoded, read = float(c.mean()), float(d.mean()) / most, float((p * d + d * (d - 1) / 2).mean()) / most
-    pairs, own = float((c * (p - c / 2)).mean()), float((c * d + d * (d - 1) / 2).mean()) / most
-    works = [MeanWork(float((c + d).mean()), decoded, decoded + 1, read, own, pairs)]
+    decoded, read = float(d.mean()) / most, float((p * d + d * (d - 1) / 2).mean()) / most
+    pairs, own = c * (p - c / 2), float((c * d + d * (d - 1) / 2).mean()) / most
+    works = [MeanWork(float((c + d).mean()), decoded, decoded + 1, read, own, float(pairs.mean()))]
     if decode is not None:
+        n, local = max(1, int(is_remote.sum())), p * ~is_remote
+        prefilled, tokens = float(c[is_remote].sum()) / n, decoded + float(local.mean())
         works = [
-            MeanWork(prefilled, 0.0, 1.0, 0.0, prefilled, pairs),
-            MeanWork(decoded, decoded, decoded, read, read, 0.0),
+            MeanWork(prefilled, 0.0, 1.0, 0.0, prefilled, float(pairs[is_remote].sum()) / n),
+            MeanWork(tokens, decoded, decoded + float((local > 0).mean()), read, read, float((local**2 / 2).mean())),
         ]
     rates, jct_s = [], float(transfer_s.mean())
     for side, stages_of, work in zip(sides, stages, works, strict=True):
@@ -121,7 +133,9 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
             rate, per_step = stages_of.rate(work, _completions_per_step(side, work, limits, stages_of.through_s))
             jct_s += (work.decodes if side is sides[-1] else 1.0) * per_step / rate * side.parallel.pp
         rates.append(rate * side.parallel.ranks)
-    parts = {"replicas": rates[0]} if decode is None else _parts(deployment, rates, decoded, float(transfer_s.mean()))
+    parts = {"replicas": rates[0]}
+    if decode is not None:
+        parts = _parts(deployment, rates, decoded, link_s, float(is_remote.mean()))
     if serial_s := deployment.cost.front.serial_s:
         parts["front end"] = 1 / serial_s  # all replicas have one
     slack = SLACK / float(is_admitted.mean())
@@ -192,21 +206,29 @@ def _weighted_work(group: Deployment, stages: _Stages, weights: Floats) -> Float
     return most * group.parallel.ranks
 
 
-def _parts(deployment: Deployment, rates: list[float], decoded: float, transfer_s: float) -> dict[str, float]:
+def _parts(
+    deployment: Deployment, rates: list[float], decoded: float, link_s: float, remote: float
+) -> dict[str, float]:
     """Return the bounds of both sides and of the KV transfer.
 
-    ``rates`` are those of the sides, if every request is prefilled once and has ``decoded`` tokens decoded. A request
-    that is preempted for recomputation gets a token by another prefill. With m preemptions a request, the rate r is
-    limited by (1 + m) r <= prefill rate and (decoded - m) r <= decoded x decode rate, of which the sum does not have m.
+    ``rates`` are those of the sides, if every request is prefilled once and has ``decoded`` tokens decoded; that of the
+    prefill side counts requests that it prefills. ``link_s`` are the seconds of a mean request in which a link is full.
+    A request that is preempted for recomputation gets a token by another prefill. With m preemptions a request, the
+    rate r is limited by (f + m) r <= prefill rate and (decoded - m) r <= decoded x decode rate, of which the sum does
+    not have m. The share ``remote`` of the requests may be prefilled on the prefill side; f, the share that certainly
+    is, equals it without a limit on the prefill queue.
     """
     decode = deployment.decode
     assert decode is not None
-    prefill_rps, decode_rps = rates
-    if decode.preemption_mode == "recompute" and decode_rps < prefill_rps:
-        decode_rps = (prefill_rps + decoded * decode_rps) / (1 + decoded)
+    (prefill_rps, decode_rps), certain = rates, remote if decode.max_prefill_queue_size is None else 0.0
+    if decode.preemption_mode == "recompute" and remote and decoded and decode_rps * certain < prefill_rps:
+        decode_rps = (prefill_rps + decoded * decode_rps) / (certain + decoded)
+    prefill_rps = prefill_rps / certain if certain else math.inf
     transfer_rps = math.inf
-    if decode.kv_transfer.one_at_a_time and transfer_s:
-        transfer_rps = min(deployment.parallel.ranks, decode.parallel.ranks) / transfer_s
+    link = decode.kv_transfer
+    all_sent = link.timeout_s == math.inf or link.kv_load_failure_policy == "fail"
+    if link.sharing != "none" and link_s and all_sent:
+        transfer_rps = min(deployment.parallel.ranks, decode.parallel.ranks) / link_s
     return {"prefill side": prefill_rps, "KV transfer": transfer_rps, "decode side": decode_rps}
 
 
@@ -263,6 +285,8 @@ def _rejections(deployment: Deployment, requests: Workload) -> npt.NDArray[np.in
     if deployment.decode is not None:  # which admits the prompt and the first token
         side = deployment.decoding()
         fitting = min(fitting, side.kv.kv_tokens(side.max_model_len) * (1 - side.watermark) - 1)
+        if deployment.decode.prefills:
+            fitting = min(fitting, side.limits.max_num_batched_tokens)
     if prompt.max() <= fitting:
         too_long = int(Rejection.PROMPT_REACHES_MAX_MODEL_LEN)
         return np.where(prompt < deployment.max_model_len, int(Rejection.NONE), too_long)

@@ -166,6 +166,8 @@ def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
         for key in sorted(keys, key=lambda key: order.index(key) if key in order else len(order))
         if len({settings_key({key: s.get(key)}) for s in many}) > 1
     ]
+    shorts = Counter(short_key(key) for key in varied)
+    labels = {key: short_key(key) if shorts[short_key(key)] == 1 else key for key in varied}
     names = []
     for s in many:
         if GROUPS in s:
@@ -177,12 +179,13 @@ def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
             shown |= {_DECODERS: pair} if _DECODERS in varied else {}
         else:
             shown.pop(_DISAGGREGATE, None)
-        words = (_NAMES.get(k, f"{short_key(k)}={{}}").format(value) for k, value in shown.items())
+        words = (_NAMES.get(k, f"{labels.get(k, k)}={{}}").format(value) for k, value in shown.items())
         names.append(" ".join(words) or ("equal replicas" if len(many) > 1 else "the configuration"))
     for name in [name for name, count in Counter(names).items() if count > 1]:
         alike = [at for at, other in enumerate(names) if other == name]
         own = [key for key in varied if len({settings_key({key: many[at].get(key)}) for at in alike}) > 1]
+        rest = [word for word in name.split(" ") if word.partition("=")[0] not in {labels[key] for key in own}]
         for at in alike:
-            pairs = (f"{short_key(key)}={many[at][key]}" for key in own if key in many[at])
-            names[at] = " ".join([name, *pairs])
+            pairs = (f"{labels[key]}={json.dumps(many[at][key], default=str)}" for key in own if key in many[at])
+            names[at] = " ".join([*rest, *pairs])
     return names

@@ -159,8 +159,9 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
         return _explained(variant, deployed, requests)
     top, decodes = ceiling(deployed, requests).parts, deployed.decode.parallel.replicas
     link, decoded = deployed.decode.kv_transfer, requests.output_tokens > 1
+    decoded &= requests.prompt_tokens > deployed.decode.max_local_prefill_length
     found = Sides(
-        decode=_explained(variant, deployed.decoding(), requests, prefills=False),
+        decode=_explained(variant, deployed.decoding(), requests, prefills=deployed.decode.prefills),
         transfer_s=float(np.mean((link.fixed_s + link.token_s * requests.prompt_tokens)[decoded]))
         if decoded.any()
         else 0.0,

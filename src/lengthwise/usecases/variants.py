@@ -267,8 +267,17 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
         transfer = engine.kv_transfer_over(None, prefill, decode)
     else:
         transfer = engine.kv_transfer_between(prefill, decode, prefill.gpus + decode.gpus)
-    transfer = replace(transfer, fixed_s=transfer.fixed_s + section.kv_transfer, one_at_a_time=section.one_at_a_time)
-    return engine.disaggregate(prefill, decode, transfer)
+    transfer = replace(
+        transfer,
+        fixed_s=transfer.fixed_s + section.kv_transfer,
+        sharing=section.link_sharing,
+        timeout_s=section.kv_transfer_timeout,
+        kv_load_failure_policy=section.kv_load_failure_policy,
+    )
+    deployed = engine.disaggregate(prefill, decode, transfer)
+    assert deployed.decode is not None
+    local = section.model_dump(include={"max_local_prefill_length", "max_prefill_queue_size"})
+    return replace(deployed, decode=replace(deployed.decode, **local))
 
 
 def _decode_experts(prefill: Parallelism, section: DecodeSection) -> dict[str, Any]:

@@ -1,0 +1,242 @@
+"""KV transfers to decode replicas: their queue, their links, and the bandwidth that they share."""
+
+from __future__ import annotations
+
+from lengthwise._jit import jit_cold
+from lengthwise.engine import kernel_layout
+from lengthwise.engine._kernel_groups import assign_return_number, join
+from lengthwise.engine._kernel_memory import (
+    blocks_to_admit,
+    expire,
+    move_load,
+    note_admission,
+    release_transfer_blocks,
+    requeue,
+    update_ranks,
+)
+from lengthwise.engine._kernel_prefix import previous_replica
+from lengthwise.engine._kernel_queue import push_event, queue_pop
+from lengthwise.engine._kernel_tiers import end_offloading
+from lengthwise.schema.deployment import LINK_SHARINGS
+
+BAD_DECODE_ROUTE = kernel_layout.BAD_DECODE_ROUTE
+FCFS, FAIR = LINK_SHARINGS.index("fcfs"), LINK_SHARINGS.index("fair")
+INFINITY = float("inf")
+
+
+@jit_cold
+def queue_for_decode(S, D, r, slot, now_s, rank, router):
+    """Queue a prefilled request at a decode replica. Its blocks remain on ``r`` until they are fetched."""
+    q = S.slots[slot]
+    end_offloading(S, r, q)
+    q.prefill_replica = r
+    q.transfer_blocks = q.blocks
+    q.blocks = 0
+    S.running[r] -= 1
+    to = route_to_decode(S, D, q, router)
+    if to >= 0:
+        move_load(S, q, r, to)
+        S.waiting[to] += 1
+        requeue(S, to, now_s, slot, rank)
+        queue = S.queues[S.replicas[to].queue]
+        queue.deadline_s = min(queue.deadline_s, q.last_token_s + S.params[1].transfer_timeout_s)
+
+
+@jit_cold
+def route_to_decode(S, D, q, router):
+    """Return the decode replica that the router chooses for a request, or -1 and a ``problem`` if there is none."""
+    first = S.params[0].replicas
+    a, b = D.draws[q.index, 0], D.draws[q.index, 1]
+    for k in range(S.params[0].decode_replicas):
+        D.decode_free_blocks[k] = S.replicas[first + k].free_blocks
+    to = router(
+        q.index, a, b, S.prompt[q.index], previous_replica(D.routed, D.previous_turn, q.index),
+        S.params[1].total_blocks, D.decode_waiting, D.decode_running, D.decode_outstanding, D.decode_free_blocks,
+        S.no_tokens, S.no_tokens, D.service_rate,
+    )  # fmt: skip
+    if to < 0 or to >= S.params[0].decode_replicas:
+        S.counters[0].problem = BAD_DECODE_ROUTE
+        S.counters[0].problem_value = to
+        return -1
+    if len(D.routed) > 0:
+        D.routed[q.index] = to
+    return first + to
+
+
+@jit_cold
+def start_transfers(S, D, r, now_s, rank, memory):
+    """Start KV transfers to a decode replica, in the order of its queue, while ``max_num_seqs`` and memory allow."""
+    expire(S, r, now_s)
+    rep, is_shared = S.replicas[r], False
+    params, queue = S.params[rep.side], S.queues[rep.queue]
+    needs_rerank = params.rank_every_step == 1 or queue.overdue_at_s <= now_s
+    if queue.length > 0 and S.running[r] < params.max_num_seqs and needs_rerank:
+        update_ranks(S, rep.queue, now_s, rank)
+    while queue.length > 0 and S.running[r] < params.max_num_seqs:
+        slot = S.queued_slot[queue.offset]
+        q = S.slots[slot]
+        if q.transfer_blocks == 0:  # A swapped request returns with a step, not by a transfer.
+            break
+        q.context = q.prompt + q.generated
+        S.work[0].decodes = 0
+        S.work[0].prompts = 0
+        blocks = blocks_to_admit(S, r, slot, q.context, 0, memory)
+        if blocks < 0:
+            break
+        queue_pop(S, rep.queue)
+        rep.free_blocks -= blocks
+        q.blocks = blocks
+        note_admission(S, r, slot, now_s, rank)
+        q.decode_replica = r
+        end_s = _transfer_end_s(S, r, q, now_s)
+        if end_s <= now_s:
+            _receive(S, r, slot)
+            continue
+        S.partials[r, -1 - rep.incoming] = slot
+        rep.incoming += 1
+        D.slot_of[q.index] = slot
+        if end_s < INFINITY:
+            push_event(S, end_s, len(S.replicas) + q.index)
+        else:
+            _join_path(S, D, q, (q.context - 1) * params.transfer_token_s, now_s)
+            is_shared = True
+    if is_shared:
+        _share_links(S, D)
+
+
+@jit_cold
+def _transfer_end_s(S, r, q, now_s):
+    """Return when a transfer that starts now ends, or infinity if that depends on others that share its links."""
+    rep, source, params = S.replicas[r], S.replicas[q.prefill_replica], S.params[1]
+    link_s = (q.context - 1) * params.transfer_token_s
+    duration_s = params.transfer_fixed_s + link_s
+    if params.link_sharing == FAIR and link_s > 0:
+        return INFINITY
+    if params.link_sharing != FCFS:
+        return now_s + duration_s
+    end_s = max(now_s, source.sends_until_s, rep.receives_until_s) + duration_s
+    source.sends_until_s = end_s
+    rep.receives_until_s = end_s
+    return end_s
+
+
+@jit_cold
+def _join_path(S, D, q, link_s, now_s):
+    """Start a transfer of ``link_s`` seconds at full bandwidth on the path between its replicas."""
+    _serve_paths(D, now_s)
+    p = q.prefill_replica * S.params[0].decode_replicas + q.decode_replica - S.params[0].replicas
+    path, fabric = D.paths[p], D.fabric[0]
+    if path.transfers == 0:
+        path.served_s = 0.0
+        path.target_s = INFINITY
+        i = fabric.active
+        while i > 0 and D.active_paths[i - 1] > p:
+            D.active_paths[i] = D.active_paths[i - 1]
+            i -= 1
+        D.active_paths[i] = p
+        fabric.active += 1
+        path.rate = 0.0
+    path.transfers += 1
+    D.target_s[q.index] = path.served_s + link_s
+    path.target_s = min(path.target_s, D.target_s[q.index])
+
+
+@jit_cold
+def _serve_paths(D, now_s):
+    fabric = D.fabric[0]
+    for i in range(fabric.active):
+        path = D.paths[D.active_paths[i]]
+        path.served_s += path.rate * (now_s - fabric.now_s)
+    fabric.now_s = now_s
+
+
+@jit_cold
+def _share_links(S, D):
+    """Divide the bandwidth of all replicas over the paths, max-min fair, and note when the first transfer ends."""
+    fabric, decodes, first = D.fabric[0], S.params[0].decode_replicas, S.params[0].replicas
+    for r in range(len(D.links)):
+        D.links[r].transfers = 0
+        D.links[r].left = 1.0
+    for i in range(fabric.active):
+        p = D.active_paths[i]
+        D.paths[p].rate = -1.0  # not known yet
+        D.links[p // decodes].transfers += D.paths[p].transfers
+        D.links[first + p % decodes].transfers += D.paths[p].transfers
+    unknown, end_s = fabric.active, INFINITY
+    while unknown > 0:
+        full, rate = 0, INFINITY
+        for r in range(len(D.links)):
+            if D.links[r].transfers > 0 and D.links[r].left / D.links[r].transfers < rate:
+                full, rate = r, D.links[r].left / D.links[r].transfers
+        for i in range(fabric.active):
+            p = D.active_paths[i]
+            path, sender, receiver = D.paths[p], p // decodes, first + p % decodes
+            if path.rate >= 0.0 or full not in (sender, receiver):
+                continue
+            path.rate = rate
+            unknown -= 1
+            other = D.links[sender + receiver - full]
+            other.left -= rate * path.transfers
+            other.transfers -= path.transfers
+            path.end_s = fabric.now_s + max(0.0, path.target_s - path.served_s) / rate
+            end_s = min(end_s, path.end_s)
+        D.links[full].transfers = 0
+    S.counters[0].transfer_end_s = end_s
+
+
+@jit_cold
+def end_shared_transfers(S, D, now_s):
+    """End the transfers whose bytes have all been sent; they arrive ``transfer_fixed_s`` later."""
+    fabric, left = D.fabric[0], 0
+    _serve_paths(D, now_s)
+    for i in range(fabric.active):
+        p = D.active_paths[i]
+        path = D.paths[p]
+        if path.end_s <= now_s:
+            path.served_s = path.target_s
+            _end_on_path(S, D, p, now_s)
+        if path.transfers > 0:
+            D.active_paths[left] = p
+            left += 1
+    fabric.active = left
+    _share_links(S, D)
+
+
+@jit_cold
+def _end_on_path(S, D, p, now_s):
+    path, decodes, target_s = D.paths[p], S.params[0].decode_replicas, INFINITY
+    source, r = p // decodes, S.params[0].replicas + p % decodes
+    for at in range(S.replicas[r].incoming):
+        q = S.slots[S.partials[r, -1 - at]]
+        if q.prefill_replica != source:
+            continue
+        if D.target_s[q.index] <= path.served_s:
+            D.target_s[q.index] = INFINITY
+            path.transfers -= 1
+            push_event(S, now_s + S.params[1].transfer_fixed_s, len(S.replicas) + q.index)
+        else:
+            target_s = min(target_s, D.target_s[q.index])
+    path.target_s = target_s
+
+
+@jit_cold
+def end_transfer(S, D, i):
+    """Receive the KV cache of request ``i`` on its decode replica."""
+    slot = D.slot_of[i]
+    r = S.slots[slot].decode_replica
+    rep, at = S.replicas[r], 0
+    while S.partials[r, -1 - at] != slot:
+        at += 1
+    rep.incoming -= 1
+    S.partials[r, -1 - at] = S.partials[r, -1 - rep.incoming]
+    _receive(S, r, slot)
+    S.pending[r] = 1
+
+
+@jit_cold
+def _receive(S, r, slot):
+    rep, q = S.replicas[r], S.slots[slot]
+    release_transfer_blocks(S, q)
+    rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
+    assign_return_number(S, slot)
+    join(S, rep.idle_group, slot)
