@@ -6,14 +6,12 @@ import json
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
 
-anyio = pytest.importorskip("anyio")
-pytest.importorskip("mcp", reason="the extra mcp is not installed")
-from mcp.client import Client  # noqa: E402
-from mcp.client.stdio import StdioServerParameters, stdio_client  # noqa: E402
-
-from lengthwise.cli.mcp import server  # noqa: E402
+from lengthwise.cli.mcp import server
 
 ROOT = Path(__file__).parents[2]
 CHAT = {"model": "llama-3.1-8b", "gpu": "L40S"}
