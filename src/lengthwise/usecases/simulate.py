@@ -190,7 +190,7 @@ def hidden_host_note(variant: Variant) -> str:
 
 
 def whole_prompts_note(deployment: Deployment) -> str:
-    """Return a warning if the prefix cache is on for whole prompts, which are never looked up, otherwise ""."""
+    """Return a warning if the prefix cache is on but the scheduler never looks whole prompts up, otherwise ""."""
     by_sglang = deployment.scheduler.sglang is not None  # It looks up whole prompts, too.
     if not deployment.limits.enable_prefix_caching or chunks_prompts(deployment) or by_sglang:
         return ""
@@ -203,7 +203,7 @@ def whole_prompts_note(deployment: Deployment) -> str:
 def limits_note(records: Records, workload: Workload) -> str:
     """Return a warning with the share of finished outputs that ``max_tokens`` cut off, or "" if it is 0.
 
-    Requests with ``ignore_eos`` do not count: they always reach their ``max_tokens``.
+    Requests with ``ignore_eos`` never count as cut off, since they always reach it, but are among the finished ones.
     """
     r = records.requests
     finished = r.status == Status.FINISHED
@@ -345,7 +345,7 @@ def _in_threads(tasks: Sequence[Callable[[], _Run]], jobs: int, progress: Progre
 
 
 def ineffective_options(variants: Sequence[Variant], seeds: int) -> list[str]:
-    """Return notes on settings without effect, such as more requests or seeds than a replayed trace has."""
+    """Return notes on settings that a trace leaves without effect, and on requests that were left out of a trace."""
     found = []
     for variant in variants:
         section = variant.scenario.workload
