@@ -64,6 +64,7 @@ def test_the_parts_of_a_request_sum_up_to_its_time():
         ({"model": "/etc/passwd"}, "no model named"),
         ({"workload": "trace.csv"}, "no workload named"),
         ({"policy": "./evil.py:rank"}, "no scheduler named"),
+        ({"gpu": ["H100"]}, "no GPU named"),
         ({"rate": 0}, "rate must be"),
         ({"rate": True}, "rate must be"),
         ({"replicas": 1e9}, "replicas must be"),

@@ -131,7 +131,7 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
         ("GPU", "gpu", catalog.gpus()),
         ("scheduler", "policy", choices()["policies"]),
     ):
-        if fields[name] not in known:
+        if not isinstance(fields[name], str) or fields[name] not in known:
             raise UnknownNameError(kind, str(fields[name]), known)
     if not isinstance(fields["workload"], str) or (
         fields["workload"] not in workload.presets() and not re.fullmatch(r"\d{1,7}/\d{1,7}", fields["workload"])

@@ -93,3 +93,47 @@ def test_a_start_that_is_cancelled_is_reported(tmp_path):
         finished = world.run(ledger, launcher=Mute(world.launcher(), (1,), starts=False))
     assert finished.how == "done"
     assert [event.what for event in finished.events if event.gpus == (1,)] == ["start", "stop"]
+
+
+class SlowToAbort:
+    """A launcher whose engines take half a minute to abort a request, and that counts forced stops."""
+
+    def __init__(self, launcher):
+        self._launcher, self.is_aborting, self.forced = launcher, False, 0
+
+    def __getattr__(self, name):
+        return getattr(self._launcher, name)
+
+    async def start(self, plan, gpus):
+        engine = await self._launcher.start(plan, gpus)
+        generate = engine.generate
+
+        async def slow(request, draft):
+            try:
+                return await generate(request, draft)
+            except asyncio.CancelledError:
+                self.is_aborting = True
+                await asyncio.sleep(30.0)
+                raise
+
+        engine.generate = slow
+        return engine
+
+    def force_stop(self):
+        self.forced += 1
+        self._launcher.force_stop()
+
+
+def test_a_run_that_is_cancelled_once_during_a_switch_is_not_forced(tmp_path):
+    """The heartbeat reads the same cancellation again while engines of the last stage still abort their requests."""
+    world = World(tasks_of([0] * 40 + [1] * 400), [(plan(0), plan(1)), (plan(1, tp=2),)], gpus=2)
+    launcher = SlowToAbort(world.launcher())
+    with fresh(tmp_path) as ledger:
+
+        def look(_):
+            if launcher.is_aborting:
+                ledger.set_metadata({"cancel": "1"})
+
+        finished = world.run(ledger, launcher=launcher, monitor=look)
+    assert launcher.is_aborting
+    assert (finished.how, launcher.forced) == ("cancelled", 0)

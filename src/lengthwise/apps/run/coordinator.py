@@ -214,7 +214,7 @@ class Coordinator:
             if engines != noted:
                 noted = engines
                 await self.writer.call(ledger.set_metadata, {ENGINES + owner: noted})
-            if CANCEL in await self.writer.call(ledger.metadata):
+            if self._how is None and CANCEL in await self.writer.call(ledger.metadata):
                 self.stop("cancelled")
 
     async def _save_drafts(self) -> None:
