@@ -144,7 +144,7 @@ def show(plan: SchedulePlan, scenario: Scenario, seconds: float) -> None:
     loading = plan.redeploy
     out.print(
         f"Reload: re-planning moves weights, {loading.dram_s:.2g} s from host memory, {loading.ssd_s:.2g} s from "
-        f"drives ({loading.source}). Margin: how much tighter the bound must have been. "
-        f"Planned in {duration(seconds)}; the search took {duration(plan.search.seconds)} of it.",
+        f"drives ({loading.source}). Margin: how much tighter the planned bound must be to "
+        f"hold after the drift. Planned in {duration(seconds)}; the search took {duration(plan.search.seconds)} of it.",
         style="dim",
     )
