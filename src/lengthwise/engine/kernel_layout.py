@@ -62,8 +62,8 @@ from a step to the idle residents. Return numbers break ties of victims. If ``in
 ``block_needs`` count the request's next block.
 In every local group of layers (``schema.deployment.KvGroups``) the request has freed its first ``skipped`` blocks. At
 ``next_free_step`` its window leaves a block, and then at every multiple of the block size; the group's ``block_frees``
-count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` blocks besides. Where full attention had a longer
-cached prefix of it than the windows, that ends at ``boundary``, in blocks (else 0).
+count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` further blocks. If full attention had a longer
+cached prefix of the request than the windows had, ``boundary`` is the length of that prefix in blocks, and else 0.
 With speculation, its next step verifies ``drafts`` proposed tokens and gives it ``emits`` tokens, and ``hit`` is 1 if
 its last step for which tokens were to be proposed accepted any, 0 if none, and -1 before the first; ``next_hit`` is the
 value after the next step (``_kernel_speculation``). Its last step accepted ``unhashed`` tokens, which give no block a
@@ -128,8 +128,8 @@ if an event at that time is pending."""
 cached_t = np.dtype(
     [("node", "i8")] + [(name, "i4") for name in ("holders", "next", "previous", "next_copy")], align=True
 )
-"""A block with a content, which ``holders`` requests use. ``next`` and ``previous`` link the blocks that none uses, the
-least recently used first; ``next_copy`` links the blocks with the same content, the oldest first."""
+"""A block with a content, which ``holders`` requests use. ``next`` and ``previous`` link the unused blocks,
+the least recently used first; ``next_copy`` links the blocks with the same content, the oldest first."""
 
 segment_t = np.dtype(
     [(name, "i8") for name in ("used", "created", "priority", "born")]

@@ -56,11 +56,11 @@ class State(NamedTuple):
     ranks this is row ``replicas`` + the number of its first rank), and takes ``stage_s`` [replicas, stages] for the
     step formed last, where other ranks share nothing.
 
-    Queues: ``queued_*`` are the
-    heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers see the counts of each replica
-    ``waiting``, ``running``, ``outstanding_tokens``, ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` (a
-    decode side: the zeros ``no_tokens`` for the last two). ``previous_turn`` [n] is the session's previous request, and
-    ``routed`` [n] the replica that the router chose; both are empty if the router does not see sessions.
+    Queues: ``queued_*`` are the heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers
+    see for each replica the counts ``waiting``, ``running``, ``outstanding_tokens``, ``router_free_blocks``,
+    ``prefix_tokens`` and ``index_tokens`` (on a decode side the last two are the zeros ``no_tokens``).
+    ``previous_turn`` [n] is the session's previous request, and ``routed`` [n] the replica that the router chose; both
+    are empty if the router does not see sessions.
 
     Prefix caches: ``cached`` has each replica's blocks with contents, and ``cache_table`` finds them by node; in a
     radix tree these are ``segments``, and ``leaves`` is the heap of the evictable ones. Block k of request i is

@@ -426,7 +426,7 @@ class KvGroups:
         return min(blocks - skipped, 2) if self.aligned else blocks - skipped
 
     def local_cap(self, max_model_len: int) -> int:
-        """Return the most blocks that a request can hold in a local group."""
+        """Return the maximum number of blocks of a request in a local group."""
         if not self.local or self.aligned:
             return 2 * self.aligned
         if self.chunked:

@@ -163,8 +163,8 @@ def group_notes(records: Records, deployment: Deployment) -> list[str]:
         busy = np.minimum(own.totals.busy_s / own.end_s, 1.0).mean() if own.end_s > 0 else math.nan
         notes.append(
             f"Group {number}, {group_text(group)}: {served}, busy {busy:.0%}, {group.price_per_hour_usd:.2f} $/h; "
-            f"service rate of a replica {rates[0]:.3g} requests/s, whose error by the cost model is {error} (one "
-            "standard deviation)."
+            f"service rate of a replica {rates[0]:.3g} requests/s (standard deviation of the cost model's error: "
+            f"{error})."
         )
     return notes
 
@@ -203,7 +203,7 @@ def whole_prompts_note(deployment: Deployment) -> str:
 def limits_note(records: Records, workload: Workload) -> str:
     """Return a warning with the share of finished outputs that ``max_tokens`` cut off, or "" if it is 0.
 
-    Requests with ``ignore_eos`` never count as cut off, since they always reach it, but are among the finished ones.
+    Outputs with ``ignore_eos`` always end at ``max_tokens``: they count as finished, and not as cut off.
     """
     r = records.requests
     finished = r.status == Status.FINISHED
@@ -233,9 +233,9 @@ def unsteady_note(outcome: VariantOutcome) -> str:
         remedies.append(f"measure from run.warmup_s = {full_s:.0f} to run.time_limit_s = {last_s:.0f}")
     advice = " or ".join(remedies)
     return (
-        f"For {1 - rates.steady_share.value:.0%} of the measured time the load rises, as few sessions have reached "
-        f"later turns (until {full_s:.0f} s), or falls, as the last session has started (at {last_s:.0f} s). Rates, "
-        f"cost and waits are not those of a steady load{advice and f': {advice}'}."
+        f"The load is not steady for {1 - rates.steady_share.value:.0%} of the measured time: it rises until "
+        f"{full_s:.0f} s, while few sessions have reached later turns, and falls from {last_s:.0f} s on, when no more "
+        f"sessions start. Rates, cost and waits are not those of a steady load{advice and f': {advice}'}."
     )
 
 
