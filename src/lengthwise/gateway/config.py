@@ -105,8 +105,8 @@ class Phases:
     # share by which a prefill's prompt tokens and the decode batch may deviate from their means: prefills are resized
     # to keep both within it; None: prefills are never resized
     threshold: float | None = None
-    # limit of requests at an engine; None: the largest decode batch within ``threshold`` plus a prefill batch, or without
-    # a threshold dispatch.max_concurrency
+    # limit of requests at an engine; None: the largest decode batch within ``threshold`` plus a prefill batch, or
+    # dispatch.max_concurrency without a threshold
     max_requests: int | None = None
 
     def __post_init__(self) -> None:
@@ -179,9 +179,7 @@ class Admission:
     """Limits of the queue of waiting requests."""
 
     max_queued: int = 20_000
-    max_queued_per_tenant: int | None = (
-        None  # waiting requests of a tenant with keys; None: a quarter
-    )
+    max_queued_per_tenant: int | None = None  # waiting requests of a tenant with keys; None: a quarter
     max_queued_bytes: int = 128 << 20  # of queued bodies; no effect above half of ``Limits.body_budget_bytes``
     max_predicted_wait_s: float = math.inf  # a request with a longer predicted wait gets 429; inf: no limit
     no_engine_s: float = 30.0  # longest wait of a request while no engine serves its model; then it gets 503

@@ -15,9 +15,7 @@ from lengthwise.gateway.relay.failures import IN_STREAM_ERROR, MALFORMED, Upstre
 from lengthwise.gateway.relay.sse import EventSplitter, EventTemplate, ResponseOptions
 
 MAX_PREAMBLE_BYTES = 1 << 16
-PREEMPTION_WAIT_CHUNKS = (
-    16  # chunks for which a preemption waits at most until the text of all tokens is sent
-)
+PREEMPTION_WAIT_CHUNKS = 16  # chunks for which a preemption waits at most until the text of all tokens is sent
 MAX_COUNT_DIGITS = 15  # digits of a number of tokens
 _EXCERPT = 300
 
