@@ -159,8 +159,8 @@ class Order:
     preemption: str = "worth(factor=100)"  # policy by which a waiting request preempts a running one (mode isrtf)
     window_tokens: int = 50  # generated tokens between two predictions of a request (ELIS: 50)
     max_wait_s: float = 60.0  # a request that has waited this long precedes all others (with "vtc": of its tenant)
-    max_preemptions: int = 3  # of a request (mode isrtf)
-    preemptions_per_s: float = 10.0  # at most, of all requests (mode isrtf)
+    max_preemptions: int = 3  # limit of preemptions of a request (mode isrtf)
+    preemptions_per_s: float = 10.0  # limit of preemptions of all requests a second (mode isrtf)
     fairness: str = "none"  # "vtc": within a priority class the tenant with the least service comes first
     bins: int = 8  # number of bins (mode bins), of equal mass of predicted lengths
     batch_wait_s: float = 2.0  # longest time for which the first request of a bin waits until the bin is full
@@ -179,7 +179,7 @@ class Admission:
     """Limits of the queue of waiting requests."""
 
     max_queued: int = 20_000
-    max_queued_per_tenant: int | None = None  # waiting requests of a tenant with keys; None: a quarter
+    max_queued_per_tenant: int | None = None  # limit for a tenant with keys; None: a quarter
     max_queued_bytes: int = 128 << 20  # of queued bodies; no effect above half of ``Limits.body_budget_bytes``
     max_predicted_wait_s: float = math.inf  # a request with a longer predicted wait gets 429; inf: no limit
     no_engine_s: float = 30.0  # longest wait of a request while no engine serves its model; then it gets 503
@@ -277,7 +277,7 @@ class Key:
     priority: int = 0  # priority class; a smaller one is served earlier
     rate_rps: float = math.inf  # requests per second in the long run; inf: no limit
     burst: int = 100  # requests that may arrive at once before ``rate_rps`` limits them
-    concurrency: int | None = None  # maximum number of requests at once, waiting or running; None: no limit
+    concurrency: int | None = None  # limit of requests at once, waiting or running; None: no limit
     tokens_per_minute: int | None = None  # prompt and output tokens per minute, first as predicted, then as generated
     tokens_per_day: int | None = None  # prompt and output tokens per day, first as predicted, then as generated
     cost_per_day: float | None = None  # cost of these tokens per day, in the currency of the prices
