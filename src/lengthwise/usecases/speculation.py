@@ -172,16 +172,13 @@ def _run(deployment: Deployment, load: Load, seed: int, requests: int, rate_rps:
     counted = records.requests.status == Status.FINISHED
     counted[: int(WARMUP_SHARE * requests)] = False
     tpot_s, jct_s = (_mean(request_column(records.requests, name)[counted]) for name in ("tpot_s", "jct_s"))
-    return _Run(tpot_s, jct_s, _tokens_per_step(records), _mean_batch(records))
+    tokens_per_step = 1.0 if records.speculation is None else records.speculation.tokens_per_step
+    return _Run(tpot_s, jct_s, tokens_per_step, _mean_batch(records))
 
 
 def _mean(values: np.ndarray) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
-
-
-def _tokens_per_step(records: Records) -> float:
-    return 1.0 if records.speculation is None else records.speculation.tokens_per_step
 
 
 def _mean_batch(records: Records) -> float:
