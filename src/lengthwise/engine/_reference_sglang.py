@@ -150,9 +150,8 @@ class _PrefillPass:
     def admit(self, q: Request) -> bool | None:
         """Add a waiting request or its first chunk. Return None if memory is short, False if another budget is.
 
-        Only the tokens after its cached prefix, the first ``rules.kv_tokens`` tokens, count.
-
-        Memory reserved by predicted length is such a budget. It takes the place of SGLang's reservation by limits.
+        Only the tokens after its cached prefix, the first ``rules.kv_tokens`` tokens, count. With memory reserved by
+        predicted length, that reservation is the other budget, and replaces SGLang's reservation by limits.
         """
         if admissible := self.replica.admissible:
             chunked = [self.replica.chunked] if self.replica.chunked else []

@@ -390,9 +390,9 @@ class KvGroups:
     All groups take their blocks from one pool. In a group of ``full`` attention a request has blocks for all its
     tokens. A ``local`` group frees the blocks before the sliding window of ``local_tokens`` tokens, or with ``chunked``
     those before the current chunk of that size; models with such groups begin with one of their layers, so that vLLM
-    numbers them first. A group of ``states`` (Mamba, linear attention) has one block for each request. Blocks are freed
-    when the request gets its next ones, so that a request holds those of up to ``in_flight_tokens`` tokens (those of a
-    step) besides.
+    numbers them first. A group of ``states`` (Mamba, linear attention) has one block for each request. A request frees
+    blocks when it gets its next ones, so that beyond the window it holds blocks of up to ``in_flight_tokens`` tokens,
+    the tokens of a step.
 
     With a prefix cache (``aligned``, vLLM's mamba_cache_mode "align") groups of states are the local ones, with a
     window of two tokens: the state after a token is needed for the next one. A step writes only its last state, so that
@@ -462,7 +462,7 @@ def aligned_chunk(
 
     A step ends at the end of a block, at the latest where a request of the same prompt could continue, and at
     ``junction``, where full attention had a longer cached prefix than the states (vLLM's _mamba_block_aligned_split).
-    The rest of the prompt is free of this, as is a block that is larger than a step (``token_budget``). After a
+    After these ends, and within a block that is larger than a step (``token_budget``), a step may end anywhere. After a
     preemption the ``context`` is longer than the ``prompt``.
     """
     if start >= max(prompt, context - 1):
@@ -814,7 +814,7 @@ class Deployment:
                 raise InputError(f"all groups of replicas must have the same {name}; they have {shown}")
 
     def _rarely_modelled(self) -> dict[str, bool]:
-        """Return by name whether the deployment has settings that few rules of vLLM are modelled with."""
+        """Return by name the settings with which few rules of vLLM are modelled; True: this deployment has it."""
         return {
             f'scheduler "{self.scheduler.engine_rules}"': bool(self.scheduler.engine_rules),
             "disaggregation": self.decode is not None,
