@@ -965,11 +965,11 @@ class Reference:
         hit_probability += params.burstiness * (q.last.hit - hit_probability) if q.last.hit is not None else 0.0
         drawn = uniform(int(self.s.columns.draw_key[q.index]), q.generated)
         q.last.drafts = max(0, min(rep.drafts, params.max_model_len - q.context - 1))
-        is_asked = q.last.drafts > 0
+        has_proposal = q.last.drafts > 0
         if drawn >= hit_probability + (1.0 - hit_probability) * params.missed_draft_rate:
             q.last.drafts = 0
         tokens = accepted(drawn, hit_probability, chosen.survival, q.last.drafts)
-        q.last.next_hit = tokens > 0 if is_asked else q.last.hit
+        q.last.next_hit = tokens > 0 if has_proposal else q.last.hit
         q.last.emits = min(1 + tokens, q.output - q.generated)
 
     def _slots_end(self, tokens: int) -> int:
@@ -1106,7 +1106,7 @@ class Reference:
             q.prefilled = length * rep.s.params.block_size
 
     def _skipped(self, rep: Replica, found: Any, tokens: int) -> int:
-        """Return the first blocks that local groups lack when ``tokens`` tokens of a new request are computed."""
+        """Return how many first blocks local groups lack once ``tokens`` tokens of a new request are computed."""
         params = rep.s.params
         if params.aligned and not found.length:
             return (tokens - 1) // params.block_size
