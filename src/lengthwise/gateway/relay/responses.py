@@ -300,8 +300,9 @@ class TrackedStream(ResponseReader):
     def should_preempt(self, num_chunks: int) -> bool | None:
         """Return True to preempt the request now, False to wait for the next chunk, or None never to preempt it.
 
-        A preemption waits until the text of all tokens has been sent, for at most PREEMPTION_WAIT_CHUNKS chunks.
-        ``num_chunks`` is the number of chunks since the scheduler requested the preemption.
+        A preemption waits until the text of all tokens has been sent. After PREEMPTION_WAIT_CHUNKS chunks it happens
+        without that text, or not at all if ids of these tokens have been sent. ``num_chunks`` is the number of chunks
+        since the scheduler requested the preemption.
         """
         if self.all_flushed or num_chunks <= PREEMPTION_WAIT_CHUNKS:
             return self.all_flushed
