@@ -17,6 +17,8 @@ from lengthwise.report.json_file import plain
 from lengthwise.report.summary_table import rows
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.estimate import Estimate
+from lengthwise.ui.page import Page, Values
+from lengthwise.ui.work import Task
 from lengthwise.usecases import simulate
 from lengthwise.usecases.short_options import scenario_of
 from lengthwise.usecases.simulate import VariantOutcome
@@ -75,13 +77,14 @@ def choices() -> dict[str, Any]:
     }
 
 
-def answer(values: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
+def answer(values: Mapping[str, Any], *, complete: bool, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Simulate the page's settings, at the chosen rate and at the rates of the curves.
 
     Args:
         values: The fields of the page (DEFAULTS); others are refused.
         complete: With the seeds and the cost model's error of ``lengthwise simulate``, so that the numbers have
             intervals; otherwise one seed, which takes a tenth of the time.
+        check: Called between simulations; it may raise.
 
     Raises InputError for unknown fields and names and for wrong values. Names of files are not accepted.
     """
@@ -98,15 +101,12 @@ def answer(values: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
     result = simulate.result_of(outcome)
     table = {row.metric.key: row for row in rows([result])}
     deployed = outcome.variant.deployment
-    points = [
-        (fields["rate"] * factor, outcome)
-        if factor == 1
-        else (
-            fields["rate"] * factor,
-            simulate.run(scenario(fields["rate"] * factor, [*quick, "run.model_draws=0"]), jobs=1)[0],
-        )
-        for factor in CURVE
-    ]
+    points = []
+    for factor in CURVE:
+        check()
+        rate = fields["rate"] * factor
+        curve = outcome if factor == 1 else simulate.run(scenario(rate, [*quick, "run.model_draws=0"]), jobs=1)[0]
+        points.append((rate, curve))
     return {
         "complete": complete,
         "deployment": f"{deployed.gpus} x {deployed.gpu.name}, tp {deployed.parallel.tp}, "
@@ -196,3 +196,10 @@ def _command(fields: Mapping[str, Any]) -> str:
         if key.startswith("slo.") or fields[name] != DEFAULTS[name]:  # the other defaults are those of a scenario
             words += ["--set", f"{key}={fields[name]}"]
     return shlex.join(words)
+
+
+def _answer(values: Values, task: Task) -> dict[str, Any]:
+    return answer(values, complete=values.pop("complete", False) is True, check=task.check)
+
+
+PAGE = Page("plan", "Plan", choices, {"answer": _answer})
