@@ -121,7 +121,8 @@ def page(tools: Sequence[Tool]) -> tuple[str, str]:
             f"<section id={one['operationId']}><h2>POST {path}</h2><p>{html.escape(one['summary'])}</p>"
             f"<p>{html.escape(one['description'])}</p><div class=scroll tabindex=0 role=region "
             f'aria-label="Arguments of {path}"><table class=texts><thead><tr><th scope=col>argument</th>'
-            f"<th scope=col>type</th><th scope=col>meaning</th></tr></thead><tbody>{rows}</tbody></table></div></section>"
+            "<th scope=col>type</th><th scope=col>meaning</th></tr></thead><tbody>"
+            f"{rows}</tbody></table></div></section>"
         )
     style, script = asset("page.css", "lengthwise.report") + asset("frame.css"), ""
     main = (

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from lengthwise import catalog, workload
+from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.ui.work import Task
 
 Values = dict[str, Any]
@@ -52,6 +55,47 @@ class Page:
     answers: Mapping[str, Callable[[Values, Task], dict[str, Any]]] = field(default_factory=dict)
     jobs: Mapping[str, Callable[[Values, Task], Outcome]] = field(default_factory=dict)
     downloads: Mapping[str, Callable[[Outcome, Values], Download]] = field(default_factory=dict)
+
+
+# Fields: what a browser sends is checked before a scenario is made of it, because texts of scenarios name files.
+def fields_of(values: Values, defaults: Values) -> Values:
+    """Return the fields with their defaults. Raises InputError for a field that the page does not have."""
+    if unknown := sorted(set(values) - set(defaults)):
+        raise UnknownNameError("field", unknown[0], defaults)
+    return defaults | values
+
+
+def require_name(kind: str, value: Any, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """Return a name. Raises InputError if it is not a known one."""
+    if not isinstance(value, str) or value not in known:
+        raise UnknownNameError(kind, str(value), known)
+    return value
+
+
+def require_model(value: Any) -> str:
+    """Return the name of a model of the catalog."""
+    return require_name("model", value, catalog.models())
+
+
+def require_workload(value: Any) -> str:
+    """Return a preset, or PROMPT/OUTPUT tokens."""
+    if isinstance(value, str) and re.fullmatch(r"\d{1,7}/\d{1,7}", value):
+        return value
+    return require_name("workload", value, list(workload.presets()))
+
+
+def require_number(name: str, value: Any, most: float = 1e6) -> float:
+    """Return a number above 0, unchanged."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise InputError(f"{name} must be a number above 0 and at most {most:,.0f}; it is {value!r}")
+    return value
+
+
+def require_time(name: str, value: Any) -> str:
+    """Return a time such as "500ms"."""
+    if not re.fullmatch(r"\d+(\.\d+)?(ms|s)", str(value)):
+        raise InputError(f'{name} must be a time such as "500ms" or "2s"; it is {value!r}')
+    return str(value)
 
 
 def html(page: Page, pages: Sequence[Page]) -> tuple[str, str]:

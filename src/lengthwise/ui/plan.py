@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,9 +14,17 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.report.binding import bottleneck_of
 from lengthwise.report.json_file import plain
 from lengthwise.report.summary_table import rows
-from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.ui.page import Page, Values
+from lengthwise.ui.page import (
+    Page,
+    Values,
+    fields_of,
+    require_model,
+    require_name,
+    require_number,
+    require_time,
+    require_workload,
+)
 from lengthwise.ui.work import Task
 from lengthwise.usecases import simulate
 from lengthwise.usecases.short_options import scenario_of
@@ -122,28 +129,17 @@ def answer(values: Mapping[str, Any], *, complete: bool, check: Callable[[], Non
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with their defaults. Raises InputError for a field that the page does not have."""
-    if unknown := sorted(set(values) - set(DEFAULTS)):
-        raise UnknownNameError("field", unknown[0], DEFAULTS)
-    fields = DEFAULTS | dict(values)
-    for kind, name, known in (
-        ("model", "model", catalog.models()),
-        ("GPU", "gpu", catalog.gpus()),
-        ("scheduler", "policy", choices()["policies"]),
-    ):
-        if not isinstance(fields[name], str) or fields[name] not in known:
-            raise UnknownNameError(kind, str(fields[name]), known)
-    if not isinstance(fields["workload"], str) or (
-        fields["workload"] not in workload.presets() and not re.fullmatch(r"\d{1,7}/\d{1,7}", fields["workload"])
-    ):
-        raise UnknownNameError("workload", str(fields["workload"]), workload.presets())
+    """Return the fields with their defaults. Raises InputError for fields and values that the page does not have."""
+    fields = fields_of(dict(values), DEFAULTS)
+    require_model(fields["model"])
+    require_name("GPU", fields["gpu"], catalog.gpus())
+    require_name("scheduler", fields["policy"], choices()["policies"])
+    require_workload(fields["workload"])
     for name in ("rate", "tp", "replicas", "max_num_seqs", "max_num_batched_tokens"):
-        is_number = isinstance(fields[name], int | float) and not isinstance(fields[name], bool)
-        if not (is_number and 0 < fields[name] <= 1e6) and not (name == "tp" and fields[name] is None):
-            raise InputError(f"{name} must be a number above 0 and at most 1,000,000; it is {fields[name]!r}")
+        if name != "tp" or fields[name] is not None:
+            require_number(name, fields[name])
     for name in ("ttft", "tpot"):
-        if not re.fullmatch(r"\d+(\.\d+)?(ms|s)", str(fields[name])):
-            raise InputError(f'{name} must be a time such as "500ms" or "2s"; it is {fields[name]!r}')
+        require_time(name, fields[name])
     return fields
 
 

@@ -131,7 +131,7 @@ function fill(form, fields) {
 
 function label(form) {
   for (const input of form.querySelectorAll("input[type=range]")) {
-    const shown = form.querySelector(`output[for=${input.id}]`);
+    const shown = form.querySelector(`output[for="${input.id}"]`);
     if (shown) shown.value = text(input);
     input.setAttribute("aria-valuetext", text(input));
   }
@@ -222,7 +222,7 @@ function axis(low, high, from, to) {
   let ticks = decades.filter((tick) => tick >= low && tick <= high);
   if (ticks.length > 6) ticks = ticks.filter((tick) => Math.abs(Math.log10(tick) - Math.round(Math.log10(tick))) < 1e-6);
   if (ticks.length < 2) ticks = [low, high];
-  return { of: (x) => from + ((to - from) * Math.log(x / low)) / span, ticks };
+  return { of: (x) => from + ((to - from) * Math.log(x / low)) / span, at: (place) => low * Math.exp(((place - from) / (to - from)) * span), ticks };
 }
 
 // The command and the scenario that give the same answer
