@@ -50,8 +50,8 @@ class Surface:
     """A surface that does not fall in rows or columns, linear between its points and constant before the first.
 
     After the last column it continues linearly, after the last row in proportion to the row. If ``quadratic``, the
-    values of the first column continue with the row's square, as prefill attention does: a chunk of c tokens (row) after
-    k cached tokens (column) has c (k + c / 2) pairs of a query and a key.
+    values of the first column continue with the row's square, as prefill attention does: a chunk of c tokens (row)
+    after k cached tokens (column) has c (k + c / 2) pairs of a query and a key.
     """
 
     rows: Floats
