@@ -296,7 +296,7 @@ def run(
         if perturbed:
             summary = metrics.with_model_error(summary, summaries[0], perturbed, model_error.LEVEL)
         if variant.scenario.workload.is_replay and summary.counts.finished == summary.counts.arrivals:
-            names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")  # no intervals: the trace fixes them
+            names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")  # fixed by the trace
             fixed = {name: replace(getattr(summary.rates, name), half_width=math.nan) for name in names}
             summary = replace(summary, rates=replace(summary.rates, **fixed))
         extrapolations = metrics.merge_extrapolations([one for _, _, one in variant_runs])
