@@ -15,7 +15,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.ui import plan, server
 
 
-def send(address, path="/api/plan", body=b"{}", method="POST", **headers):
+def send(address, path="/answers/plan/answer", body=b"{}", method="POST", **headers):
     """Return status, headers and text of a request."""
     at = urlsplit(address)
     connection = http.client.HTTPConnection(at.hostname, at.port, timeout=60)
@@ -107,7 +107,7 @@ def test_with_a_token_nothing_is_served_without_it():
 
     client = TestClient(server.app("secret", "0.0.0.0"))
     assert client.get("/").status_code == 401
-    assert client.post("/api/plan", json={}).status_code == 401
+    assert client.post("/answers/plan/answer", json={}).status_code == 401
     assert client.get("/?token=wrong").status_code == 401
     assert client.get("/?token=secret").status_code == 200
     assert client.get("/").status_code == 200  # by the cookie

@@ -18,6 +18,8 @@ def run(
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0: a free one.")] = 8130,
 ) -> None:
     """Open a planner in the browser: every move of a slider simulates the deployment again."""
+    from lengthwise.cli import mcp
     from lengthwise.ui import server
 
-    server.serve(host, port, None if host in server.LOOPBACK else server.new_token())
+    tools = (mcp.simulate, mcp.capacity, mcp.search, mcp.explain, mcp.compare, mcp.catalog)
+    server.serve(host, port, None if host in server.LOOPBACK else server.new_token(), tools)

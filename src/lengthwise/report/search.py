@@ -62,6 +62,20 @@ def write_search_html(path: Path | str, study: Study) -> None:
     )
 
 
+def search_columns(plan: Plan) -> dict[str, Any]:
+    """Return a plan for an interactive page: its answer, the columns of its configurations, and why others lose."""
+    shown = _shown(plan, SHOWN)
+    listing = _listing(plan, shown, LISTED)
+    answer = _answer(plan, {})
+    best = answer.pop("best")
+    return {
+        "answer": answer | {"name": best.name if best else None},
+        "columns": _plan_columns(plan, shown),
+        "groups": listing["excluded_groups"],
+        "others": listing["excluded"],
+    }
+
+
 def _simulated(plan: Plan) -> list[int]:
     ran = (Status.RANKED, Status.SCOUTED)
     return [i for i, choice in enumerate(plan.choices) if choice.at or choice.points or choice.status in ran]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,8 +14,18 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.report.binding import bottleneck_of
 from lengthwise.report.json_file import plain
 from lengthwise.report.summary_table import rows
-from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.estimate import Estimate
+from lengthwise.ui.page import (
+    Page,
+    Values,
+    fields_of,
+    require_model,
+    require_name,
+    require_number,
+    require_time,
+    require_workload,
+)
+from lengthwise.ui.work import Task
 from lengthwise.usecases import simulate
 from lengthwise.usecases.short_options import scenario_of
 from lengthwise.usecases.simulate import VariantOutcome
@@ -75,13 +84,14 @@ def choices() -> dict[str, Any]:
     }
 
 
-def answer(values: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
+def answer(values: Mapping[str, Any], *, complete: bool, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Simulate the page's settings, at the chosen rate and at the rates of the curves.
 
     Args:
         values: The fields of the page (DEFAULTS); others are refused.
         complete: With the seeds and the cost model's error of ``lengthwise simulate``, so that the numbers have
             intervals; otherwise one seed, which takes a tenth of the time.
+        check: Called between simulations; it may raise.
 
     Raises InputError for unknown fields and names and for wrong values. Names of files are not accepted.
     """
@@ -98,15 +108,12 @@ def answer(values: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
     result = simulate.result_of(outcome)
     table = {row.metric.key: row for row in rows([result])}
     deployed = outcome.variant.deployment
-    points = [
-        (fields["rate"] * factor, outcome)
-        if factor == 1
-        else (
-            fields["rate"] * factor,
-            simulate.run(scenario(fields["rate"] * factor, [*quick, "run.model_draws=0"]), jobs=1)[0],
-        )
-        for factor in CURVE
-    ]
+    points = []
+    for factor in CURVE:
+        check()
+        rate = fields["rate"] * factor
+        curve = outcome if factor == 1 else simulate.run(scenario(rate, [*quick, "run.model_draws=0"]), jobs=1)[0]
+        points.append((rate, curve))
     return {
         "complete": complete,
         "deployment": f"{deployed.gpus} x {deployed.gpu.name}, tp {deployed.parallel.tp}, "
@@ -122,28 +129,17 @@ def answer(values: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with their defaults. Raises InputError for a field that the page does not have."""
-    if unknown := sorted(set(values) - set(DEFAULTS)):
-        raise UnknownNameError("field", unknown[0], DEFAULTS)
-    fields = DEFAULTS | dict(values)
-    for kind, name, known in (
-        ("model", "model", catalog.models()),
-        ("GPU", "gpu", catalog.gpus()),
-        ("scheduler", "policy", choices()["policies"]),
-    ):
-        if not isinstance(fields[name], str) or fields[name] not in known:
-            raise UnknownNameError(kind, str(fields[name]), known)
-    if not isinstance(fields["workload"], str) or (
-        fields["workload"] not in workload.presets() and not re.fullmatch(r"\d{1,7}/\d{1,7}", fields["workload"])
-    ):
-        raise UnknownNameError("workload", str(fields["workload"]), workload.presets())
+    """Return the fields with their defaults. Raises InputError for fields and values that the page does not have."""
+    fields = fields_of(dict(values), DEFAULTS)
+    require_model(fields["model"])
+    require_name("GPU", fields["gpu"], catalog.gpus())
+    require_name("scheduler", fields["policy"], choices()["policies"])
+    require_workload(fields["workload"])
     for name in ("rate", "tp", "replicas", "max_num_seqs", "max_num_batched_tokens"):
-        is_number = isinstance(fields[name], int | float) and not isinstance(fields[name], bool)
-        if not (is_number and 0 < fields[name] <= 1e6) and not (name == "tp" and fields[name] is None):
-            raise InputError(f"{name} must be a number above 0 and at most 1,000,000; it is {fields[name]!r}")
+        if name != "tp" or fields[name] is not None:
+            require_number(name, fields[name])
     for name in ("ttft", "tpot"):
-        if not re.fullmatch(r"\d+(\.\d+)?(ms|s)", str(fields[name])):
-            raise InputError(f'{name} must be a time such as "500ms" or "2s"; it is {fields[name]!r}')
+        require_time(name, fields[name])
     return fields
 
 
@@ -196,3 +192,10 @@ def _command(fields: Mapping[str, Any]) -> str:
         if key.startswith("slo.") or fields[name] != DEFAULTS[name]:  # the other defaults are those of a scenario
             words += ["--set", f"{key}={fields[name]}"]
     return shlex.join(words)
+
+
+def _answer(values: Values, task: Task) -> dict[str, Any]:
+    return answer(values, complete=values.pop("complete", False) is True, check=task.check)
+
+
+PAGE = Page("plan", "Plan", choices, {"answer": _answer})

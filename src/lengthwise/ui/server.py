@@ -1,25 +1,28 @@
-"""The planner's web server: one page, its answers as JSON, on this machine's own address unless a token guards it."""
+"""The planner's web server: pages, answers and jobs, on this machine's own address unless a token guards it."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
+import asyncio
 import hmac
 import json
 import secrets
-from functools import cache, partial
-from importlib.resources import files
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lengthwise.schema.errors import InputError, MissingExtraError
-from lengthwise.ui import plan
+from lengthwise.ui import api, plan, search
+from lengthwise.ui.page import Outcome, Page, html
+from lengthwise.ui.work import COMPLETE, FIRST, JOB, MAX_FILE_BYTES, CancelledTaskError, Pool, Task
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
-MAX_BODY_BYTES = 64 * 1024
+PAGES: tuple[Page, ...] = (plan.PAGE, search.PAGE)
+"""The pages in the order of the navigation; the first is at /."""
+MAX_BODY_BYTES, MAX_ANSWER_BYTES = 64 * 1024, 16 * 1024 * 1024
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -31,12 +34,20 @@ HEADERS = {
 }
 
 
-def serve(host: str, port: int, token: str | None) -> None:
-    """Serve the planner until the process is interrupted. Raises MissingExtraError and InputError (a taken port)."""
+def serve(host: str, port: int, token: str | None, tools: Sequence[api.Tool] = ()) -> None:
+    """Serve the planner until the process is interrupted, and ``tools`` as its JSON API.
+
+    Raises MissingExtraError and InputError (a taken port).
+    """
     import socket
 
-    application = app(token, host)
+    application = app(token, host, tools)
+    import threading
+
     import uvicorn
+
+    # The first answer loads the modules and the compiled kernel.
+    threading.Thread(target=lambda: plan.answer({}, complete=False), daemon=True).start()
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
@@ -60,7 +71,7 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
-def app(token: str | None = None, host: str = "127.0.0.1") -> Starlette:
+def app(token: str | None = None, host: str = "127.0.0.1", tools: Sequence[api.Tool] = ()) -> Starlette:
     """Return the web application. With a token, every request needs it, in the query once or in a cookie.
 
     Raises MissingExtraError without the extra ``ui``.
@@ -72,10 +83,31 @@ def app(token: str | None = None, host: str = "127.0.0.1") -> Starlette:
         from starlette.routing import Route
     except ImportError as error:
         raise MissingExtraError("the planner in the browser", "ui") from error
+    site = _Site(tools)
+
+    def route(path: str, handler: Any, method: str = "GET") -> Route:
+        return Route(path, partial(_guarded, token=token, handler=handler), methods=[method])
+
     routes = [
-        Route("/", partial(_guarded, token=token, handler=_page)),
-        Route("/api/plan", partial(_guarded, token=token, handler=_answer), methods=["POST"]),
-        Route("/api/choices", partial(_guarded, token=token, handler=_choices)),
+        *(route("/" if at == 0 else f"/{page.name}", partial(site.page, page=page)) for at, page in enumerate(PAGES)),
+        *(route(f"/choices/{page.name}", partial(site.choices, page=page)) for page in PAGES),
+        *(
+            route(f"/answers/{page.name}/{name}", partial(site.answer, function=function), "POST")
+            for page in PAGES
+            for name, function in page.answers.items()
+        ),
+        *(
+            route(f"/jobs/{page.name}/{name}", partial(site.start, page=page, function=function), "POST")
+            for page in PAGES
+            for name, function in page.jobs.items()
+        ),
+        route("/jobs/{id}", site.progress),
+        route("/jobs/{id}", site.cancel, "DELETE"),
+        route("/jobs/{id}/{page}/{download}", site.download, "POST"),
+        route("/files", site.upload, "POST"),
+        route("/api", site.api_page),
+        route("/api/openapi.json", site.api_description),
+        *(route(f"/api/{tool.__name__}", partial(site.tool, tool=tool), "POST") for tool in tools),
         Route("/healthz", _healthy),
     ]
     # A page of another site could resolve its name to this address (DNS rebinding).
@@ -84,6 +116,7 @@ def app(token: str | None = None, host: str = "127.0.0.1") -> Starlette:
 
 
 async def _guarded(request: Request, *, token: str | None, handler: Any) -> Response:
+    """Answer a request that has the token. An InputError is the text of the answer."""
     from starlette.responses import JSONResponse
 
     given = request.query_params.get("token")
@@ -91,10 +124,26 @@ async def _guarded(request: Request, *, token: str | None, handler: Any) -> Resp
         (given or request.cookies.get("token", "")).encode(), token.encode()
     ):
         return JSONResponse({"error": "open the address with the token that lengthwise ui printed"}, 401, HEADERS)
-    response: Response = await handler(request)
+    try:
+        response: Response = await handler(request)
+    except _RefusedError as error:
+        response = JSONResponse({"error": str(error)}, error.status, HEADERS)
+    except InputError as error:
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        response = JSONResponse({"error": f"{error}{notes}"}, 400, HEADERS)
+    except CancelledTaskError:
+        response = JSONResponse({"error": "cancelled, or a newer request of the same tab replaced it"}, 409, HEADERS)
     if token is not None and given is not None:
         response.set_cookie("token", token, httponly=True, samesite="strict")
     return response
+
+
+class _RefusedError(Exception):
+    """A request that HTTP has its own status for."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 async def _healthy(_request: Request) -> Response:
@@ -103,63 +152,150 @@ async def _healthy(_request: Request) -> Response:
     return PlainTextResponse("ok", headers=HEADERS)
 
 
-async def _page(_request: Request) -> Response:
-    from starlette.responses import HTMLResponse
-
-    text, security_policy = page()
-    return HTMLResponse(text, headers=HEADERS | {"content-security-policy": security_policy})
-
-
-async def _choices(_request: Request) -> Response:
-    from starlette.responses import JSONResponse
-
-    return JSONResponse(plan.choices(), headers=HEADERS)
-
-
-async def _answer(request: Request) -> Response:
-    from starlette.concurrency import run_in_threadpool
-    from starlette.responses import JSONResponse
-
-    def refused(message: str, status: int = 400) -> Response:
-        return JSONResponse({"error": message}, status, HEADERS)
-
-    # Forms of other sites cannot send this type.
-    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-        return refused("the body must be application/json", 415)
-    body = b""
+async def _body(request: Request, media_type: str, most: int) -> bytes:
+    if request.headers.get("content-type", "").partition(";")[0] != media_type:  # forms of other sites cannot send it
+        raise _RefusedError(f"the body must be {media_type}", 415)
+    body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MAX_BODY_BYTES:
-            return refused(f"the body must have at most {MAX_BODY_BYTES:,} bytes", 413)
+        if len(body) > most:
+            raise _RefusedError(f"the body must have at most {most:,} bytes", 413)
+    return bytes(body)
+
+
+async def _values(request: Request) -> dict[str, Any]:
     try:
-        values = json.loads(body)
-    except ValueError:
-        return refused("the body must be JSON")
+        values = json.loads(await _body(request, "application/json", MAX_BODY_BYTES))
+    except (ValueError, RecursionError):
+        raise InputError("the body must be JSON") from None
     if not isinstance(values, dict):
-        return refused("the body must be an object with the fields of the page")
-    complete = values.pop("complete", False) is True
-    try:
-        found = await run_in_threadpool(plan.answer, values, complete=complete)
-    except InputError as error:
-        return refused(str(error))
-    return JSONResponse(found, headers=HEADERS)
+        raise InputError("the body must be an object with the fields of the page")
+    return values
 
 
-@cache
-def page() -> tuple[str, str]:
-    """Return the page as HTML, and a content security policy that allows only its own style and script."""
+class _Site:
+    """The handlers of requests, with the pool that runs their tasks."""
 
-    def asset(package: str, name: str) -> str:
-        return files(package).joinpath("_assets", name).read_text(encoding="utf-8")
+    def __init__(self, tools: Sequence[api.Tool]) -> None:
+        self.pool, self.tools = Pool(), tools
 
-    def digest(text: str) -> str:
-        return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    def _task(self, request: Request, kind: int, function: Callable[[Task], Any]) -> Task:
+        session = self.pool.session(request.cookies.get("session"))
+        return self.pool.add(Task(session, request.headers.get("x-tab", "")[:64], kind, function))
 
-    style = asset("lengthwise.report", "page.css") + asset("lengthwise.ui", "plan.css")
-    script = asset("lengthwise.ui", "plan.js")
-    text = asset("lengthwise.ui", "plan.html").replace("/*style*/", style).replace("/*script*/", script)
-    security_policy = (
-        f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return text, security_policy
+    async def page(self, request: Request, *, page: Page) -> Response:
+        from starlette.responses import HTMLResponse
+
+        text, security_policy = html(page, PAGES)
+        response = HTMLResponse(text, headers=HEADERS | {"content-security-policy": security_policy})
+        session = self.pool.session(request.cookies.get("session"))
+        response.set_cookie("session", session.key, httponly=True, samesite="strict")
+        return response
+
+    async def choices(self, _request: Request, *, page: Page) -> Response:
+        from starlette.responses import JSONResponse
+
+        return JSONResponse(page.choices(), headers=HEADERS)
+
+    async def answer(self, request: Request, *, function: Callable[..., dict[str, Any]]) -> Response:
+        values = await _values(request)
+        kind = COMPLETE if values.get("complete") is True else FIRST
+        return await _answered(
+            request, self.pool, self._task(request, kind, lambda task: _json(function(values, task)))
+        )
+
+    async def start(self, request: Request, *, page: Page, function: Callable[..., Outcome]) -> Response:
+        from starlette.responses import JSONResponse
+
+        values = await _values(request)
+
+        def run(task: Task) -> tuple[Page, Outcome, bytes]:
+            outcome = function(values, task)
+            return page, outcome, _json(outcome.answer)
+
+        return JSONResponse({"job": self._task(request, JOB, run).id}, 202, HEADERS)
+
+    async def progress(self, request: Request) -> Response:
+        """Return the progress of a job, or its result. Raises what the job raised."""
+        from starlette.responses import JSONResponse, Response
+
+        task = self.pool.session(request.cookies.get("session")).job(request.path_params["id"])
+        if task.future.done():
+            return Response(task.future.result()[2], 200, HEADERS, "application/json")
+        step, done, of = task.progress
+        return JSONResponse({"step": step, "done": done, "of": of}, 202, HEADERS)
+
+    async def cancel(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        task = self.pool.session(request.cookies.get("session")).job(request.path_params["id"])
+        self.pool.cancel(task)
+        return Response(status_code=204, headers=HEADERS)
+
+    async def download(self, request: Request) -> Response:
+        """Return a file of a job that has ended."""
+        from starlette.responses import Response
+
+        values = await _values(request)
+        job = self.pool.session(request.cookies.get("session")).job(request.path_params["id"])
+        if not job.future.done():
+            raise InputError("the job must end before its files can be made")
+        page, outcome, _ = job.future.result()
+        make = page.downloads.get(request.path_params["download"])
+        if make is None or page.name != request.path_params["page"]:
+            raise _RefusedError("the page has no such file", 404)
+        task = self._task(request, COMPLETE, lambda _: make(outcome, values))
+        task.tab = ""  # it replaces no answer
+        found = await asyncio.wrap_future(task.future)
+        headers = HEADERS | {"content-disposition": f'attachment; filename="{found.name}"'}
+        return Response(found.content, 200, headers, found.media_type)
+
+    async def upload(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        content = await _body(request, "application/octet-stream", MAX_FILE_BYTES)
+        session = self.pool.session(request.cookies.get("session"))
+        name = request.query_params.get("name", "file")
+        return JSONResponse({"file": session.store(name, content), "name": name, "bytes": len(content)}, 201, HEADERS)
+
+    async def tool(self, request: Request, *, tool: api.Tool) -> Response:
+        values = await _values(request)
+        task = self._task(
+            request, JOB if tool.__name__ == "search" else COMPLETE, lambda _: _json(api.call(tool, values))
+        )
+        return await _answered(request, self.pool, task)
+
+    async def api_description(self, _request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        return JSONResponse(api.description(self.tools), headers=HEADERS)
+
+    async def api_page(self, _request: Request) -> Response:
+        from starlette.responses import HTMLResponse
+
+        text, security_policy = api.page(self.tools)
+        return HTMLResponse(text, headers=HEADERS | {"content-security-policy": security_policy})
+
+
+def _json(found: Any) -> bytes:
+    text = json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
+    if len(text) > MAX_ANSWER_BYTES:
+        raise InputError(f"the answer has {len(text):,} bytes, more than {MAX_ANSWER_BYTES:,}; request less")
+    return text
+
+
+async def _answered(request: Request, pool: Pool, task: Task) -> Response:
+    """Return the answer of a task, which ends when its client leaves."""
+    from starlette.responses import Response
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    result, leaves = asyncio.wrap_future(task.future), asyncio.ensure_future(left())
+    await asyncio.wait({result, leaves}, return_when=asyncio.FIRST_COMPLETED)
+    if not result.done():
+        pool.cancel(task)
+        raise CancelledTaskError
+    leaves.cancel()
+    return Response(result.result(), 200, HEADERS, "application/json")

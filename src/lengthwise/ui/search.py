@@ -1,0 +1,160 @@
+"""The Search page: the cheapest deployments within limits, with their front of cost and latency, and their files."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import tempfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lengthwise import catalog, search, workload
+from lengthwise.config.scenario import Scenario
+from lengthwise.report import search_json, write_search_html
+from lengthwise.report.search import search_columns
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.plan import Choice, Status, Study
+from lengthwise.search.workers import available_cpus
+from lengthwise.ui.page import (
+    Download,
+    Outcome,
+    Page,
+    Values,
+    fields_of,
+    require_model,
+    require_name,
+    require_number,
+    require_time,
+    require_workload,
+)
+from lengthwise.ui.work import Task
+from lengthwise.usecases import search as usecase
+from lengthwise.usecases import short_options
+
+DEFAULTS: dict[str, Any] = {
+    "model": "llama-3.1-70b",
+    "gpus": ["H100", "L40S"],
+    "workload": "chat-1m",
+    "rate": 5.0,
+    "tp": ["1", "2", "4", "8"],
+    "ttft.p90": "2000ms",
+    "tbt.p99": "200ms",
+    "jct.p90": "",
+    "max_usd_per_hour": 0,
+    "num_requests": 1000,
+    "seeds": 5,
+}
+LIMITS = ("ttft.p90", "tbt.p99", "jct.p90")
+MAX_GPUS = 8
+
+
+def choices() -> dict[str, Any]:
+    """Return the names that the page's lists offer, and the defaults of its fields."""
+    gpus = {name: gpu.price_per_hour_usd for name, gpu in sorted(catalog.gpus().items())}
+    return {
+        "models": sorted(catalog.models()),
+        "gpus": gpus,
+        "workloads": list(workload.presets()),
+        "defaults": DEFAULTS,
+    }
+
+
+def run(values: Values, task: Task) -> Outcome:
+    """Search with the fields of the page. Raises InputError for unknown fields and names and for wrong values."""
+    fields = _checked(values)
+    limits = {name: fields[name] for name in LIMITS if fields[name]}
+    short = {"model": fields["model"], "gpus": ",".join(fields["gpus"])}
+    short |= {"rate": fields["rate"], "workload": fields["workload"]}
+    settings = _settings(fields)
+    given = [f"{name}={bound}" for name, bound in limits.items()]
+    scenario = short_options.scenario_of(None, [*short_options.limits(given), *settings], **short)
+    words = ["lengthwise", "search", "--model", fields["model"], "--gpu", short["gpus"], "--rate"]
+    words += [f"{fields['rate']:.15g}", "--workload", fields["workload"]]
+    words += [word for limit in given for word in ("--limit", limit)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    words += ["--report", "report.html", "--deploy", "launch"]
+    with search.threads(max(1, available_cpus() - 1)) as workers:
+        study = usecase.plan(scenario, workers, progress=task.report)
+    found = search_columns(study.plans[0])
+    found |= {"command": shlex.join(words), "scenario": scenario.to_toml()}
+    return Outcome(found, (scenario, study))
+
+
+def _checked(values: Values) -> Values:
+    fields = fields_of(values, DEFAULTS)
+    require_model(fields["model"])
+    require_workload(fields["workload"])
+    for name, known in (("gpus", catalog.gpus()), ("tp", ["1", "2", "4", "8", "16"])):
+        if not isinstance(fields[name], list) or not 0 < len(fields[name]) <= MAX_GPUS:
+            raise InputError(f"{name} must be a list of 1 to {MAX_GPUS} names; it is {fields[name]!r}")
+        for one in fields[name]:
+            require_name("GPU" if name == "gpus" else "tp", one, known)
+    for name, most in (("rate", 1e6), ("num_requests", 20_000), ("seeds", 50)):
+        require_number(name, fields[name], most)
+    if fields["max_usd_per_hour"]:
+        require_number("max_usd_per_hour", fields["max_usd_per_hour"])
+    for name in LIMITS:
+        if fields[name]:
+            require_time(name, fields[name])
+    return fields
+
+
+def _settings(fields: Values) -> list[str]:
+    """Return the settings that the short options of the command do not have."""
+    settings = []
+    if fields["tp"] != DEFAULTS["tp"]:
+        settings.append(f"search.space.tp=[{', '.join(fields['tp'])}]")
+    if fields["max_usd_per_hour"]:
+        settings.append(f"search.max_usd_per_hour={fields['max_usd_per_hour']:g}")
+    for name, key in (("num_requests", "workload.num_requests"), ("seeds", "search.seeds")):
+        if fields[name] != DEFAULTS[name]:
+            settings.append(f"{key}={fields[name]:g}")
+    return settings
+
+
+def _report(outcome: Outcome, _: Values) -> Download:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "report.html"
+        write_search_html(place, outcome.source[1])
+        return Download("search.html", "text/html", place.read_bytes())
+
+
+def _json(outcome: Outcome, _: Values) -> Download:
+    return Download("search.json", "application/json", search_json(outcome.source[1]).encode())
+
+
+def _chosen(outcome: Outcome, values: Values) -> tuple[Scenario, Study, Choice]:
+    scenario, study = outcome.source
+    ranked = {choice.name: choice for choice in study.plans[0].choices if choice.status is Status.RANKED}
+    return scenario, study, ranked[require_name("ranked configuration", values.get("choice"), ranked)]
+
+
+def _choice_scenario(outcome: Outcome, values: Values) -> Download:
+    scenario, _, choice = _chosen(outcome, values)
+    text = usecase.scenario_of_choice(usecase.questions(scenario)[0], choice).to_toml()
+    return Download("scenario.toml", "application/toml", text.encode())
+
+
+def _launch(outcome: Outcome, values: Values) -> Download:
+    """Return the files of ``--deploy`` for one configuration as a ZIP archive."""
+    scenario, study, choice = _chosen(outcome, values)
+    alone = Study(study.name, (replace(study.plans[0], choices=(choice,)),))
+    made = io.BytesIO()
+    with tempfile.TemporaryDirectory() as folder:
+        usecase.write_launches(scenario, alone, Path(folder) / "launch")
+        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(Path(folder).rglob("*")):
+                if path.is_file():
+                    archive.write(path, path.relative_to(folder))
+    return Download("launch.zip", "application/zip", made.getvalue())
+
+
+PAGE = Page(
+    "search",
+    "Search",
+    choices,
+    jobs={"run": run},
+    downloads={"report": _report, "json": _json, "scenario": _choice_scenario, "launch": _launch},
+)
