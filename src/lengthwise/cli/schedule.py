@@ -30,7 +30,9 @@ def run(
     scenario_file: ScenarioFile,
     *,
     latency_bound: LatencyBound = None,
-    bound_for: Annotated[str | None, Option(metavar="QUANTILE", help="Outputs that the bound is for: p99.")] = None,
+    bound_for: Annotated[
+        str | None, Option(metavar="QUANTILE", help="Quantile of output lengths that the bound is for; default: p99.")
+    ] = None,
     gpus: Annotated[int | None, Option(min=1, help="GPUs; default: those of the scenario.")] = None,
     strategy: Annotated[str | None, Option(metavar="NAMES", help="Strategies to try: rra,waa-c,waa-m.")] = None,
     baselines: Annotated[

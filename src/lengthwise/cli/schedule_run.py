@@ -52,13 +52,15 @@ def run(
         Option(
             "--false-positive-rate",
             metavar="SHARE",
-            help="With --adapt: probability of any alarm if lengths stay; 0.01.",
+            help="With --adapt: probability of any alarm if lengths stay; default: 0.01.",
         ),
     ] = None,
     storage: Annotated[
-        str | None, Option(metavar="PLACE", help="With --adapt: where weights load from: dram or ssd.")
+        str | None, Option(metavar="PLACE", help="With --adapt: where weights load from, dram (default) or ssd.")
     ] = None,
-    horizon: Annotated[str | None, Option(metavar="TIME", help="With --adapt: how long new lengths last; 1h.")] = None,
+    horizon: Annotated[
+        str | None, Option(metavar="TIME", help="With --adapt: how long new lengths last; default: 1h.")
+    ] = None,
     admin_port: Annotated[int | None, Option(min=0, max=65535, help="Port of metrics and admin page.")] = None,
     api_key: ApiKey = None,
     out: Annotated[Path | None, Option(metavar="DIR", help="Write records, phases and outcome here.")] = None,

@@ -17,7 +17,7 @@ from lengthwise import engine, metrics
 from lengthwise.backend.launch import chunks_prompts
 from lengthwise.config.scenario import Scenario, load
 from lengthwise.cost import model_error
-from lengthwise.metrics import Extrapolation, Rates, Slo, Summary
+from lengthwise.metrics import Extrapolation, Slo, Summary
 from lengthwise.report.formatting import two_digits
 from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.report.result import Result
@@ -191,7 +191,7 @@ def hidden_host_note(variant: Variant) -> str:
 
 def whole_prompts_note(deployment: Deployment) -> str:
     """Return a warning if the prefix cache is on but the scheduler never looks whole prompts up, otherwise ""."""
-    by_sglang = deployment.scheduler.sglang is not None  # It looks up whole prompts, too.
+    by_sglang = deployment.scheduler.sglang is not None  # SGLang looks whole prompts up, too
     if not deployment.limits.enable_prefix_caching or chunks_prompts(deployment) or by_sglang:
         return ""
     return (
@@ -296,18 +296,14 @@ def run(
         if perturbed:
             summary = metrics.with_model_error(summary, summaries[0], perturbed, model_error.LEVEL)
         if variant.scenario.workload.is_replay and summary.counts.finished == summary.counts.arrivals:
-            summary = replace(summary, rates=_without_intervals(summary.rates))
+            names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")  # fixed by the trace
+            fixed = {name: replace(getattr(summary.rates, name), half_width=math.nan) for name in names}
+            summary = replace(summary, rates=replace(summary.rates, **fixed))
         extrapolations = metrics.merge_extrapolations([one for _, _, one in variant_runs])
         records = variant_runs[0][0]
         assert records is not None  # those of the first seed are kept
         outcomes.append(VariantOutcome(variant, records, summaries, summary, extrapolations, len(perturbed)))
     return outcomes
-
-
-def _without_intervals(rates: Rates) -> Rates:
-    """Return the rates without sampling intervals, because a trace fixes them."""
-    names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
-    return replace(rates, **{name: replace(getattr(rates, name), half_width=math.nan) for name in names})
 
 
 def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:

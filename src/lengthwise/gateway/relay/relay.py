@@ -166,7 +166,8 @@ class RelayedRequest:
         self._attempts = self._failures = 0
         self._start_tokens = 0  # output tokens before the current attempt
         self._preempt_chunks = 0  # chunks since the scheduler requested a preemption
-        self._window_end, self._content_type = 1, ""  # output tokens at which progress is noted next
+        self._content_type = ""
+        self._window_end = 1  # output tokens at which progress is noted next
         self._queue_full_since_s: float | None = None
         self._resuming = False  # whether the next attempt continues the output, instead of starting it
         self._output_started = self._attempt_output_started = False  # in any attempt, in the current attempt
