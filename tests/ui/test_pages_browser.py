@@ -10,7 +10,7 @@ import pytest
 from browser import LIMIT_S, screen, until
 
 pytestmark = pytest.mark.browser
-ANSWERED = "return (document.body.dataset.answers || 0) >= 1"
+ANSWERED = "return (document.body.dataset.answers || 0) >= 1 && !document.querySelector('#answer[aria-busy]')"
 SEARCH = {"model": "llama-3.1-8b", "gpus": ["H100"], "tp": ["1", "2"], "rate": 8, "num_requests": 100, "seeds": 2}
 SCHEDULERS = {"schedulers": ["FCFS", "SJF"], "workload": "chat-1m", "rate": 3, "num_requests": 200, "seeds": 2}
 

@@ -75,3 +75,22 @@ def test_the_keyboard_moves_a_slider(driver, planner):
     driver.find_element("id", "replicas").send_keys("\ue014")  # arrow right
     until(driver, SETTLED)
     assert "2 x H100" in driver.find_element("id", "deployment").text
+
+
+@pytest.mark.slow
+def test_a_trace_is_uploaded_and_its_columns_are_mapped(driver, planner, tmp_path):
+    screen(driver, 1280, "light")
+    opened(driver, planner)
+    rows = "".join(f"{2 * at},{50 + at},{5 + at % 3}\n" for at in range(40))
+    (tmp_path / "own.csv").write_text(f"second,in_toks,out_toks\n{rows}")
+    driver.find_element("id", "trace-upload").send_keys(str(tmp_path / "own.csv"))
+    until(driver, "return !document.getElementById('mapping').hidden")
+    driver.execute_script("document.body.dataset.answers = 0; document.getElementById('arrival').value = 'second'")
+    driver.find_element("id", "map").click()
+    until(driver, SETTLED)
+    assert "40 requests, 0.5 requests/s" in driver.find_element("id", "trace-about").text
+    assert "--workload own.csv" in driver.execute_script("return document.getElementById('command').textContent")
+    driver.execute_script("document.body.dataset.answers = 0")
+    driver.find_element("id", "trace-clear").click()
+    until(driver, SETTLED)
+    assert "own.csv" not in driver.execute_script("return document.getElementById('command').textContent")
