@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import shlex
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,6 +14,7 @@ from lengthwise.cli import main
 from lengthwise.config import loads
 from lengthwise.schema.errors import InputError
 from lengthwise.ui import plan, server
+from lengthwise.ui.work import FIRST, Pool, Task
 
 
 def send(address, path="/answers/plan/answer", body=b"{}", method="POST", **headers):
@@ -49,6 +51,68 @@ def test_a_complete_answer_has_intervals_and_the_first_one_is_a_seed_of_it():
     assert all(width is not None for width in complete["charts"]["ttft"]["half_widths"])
     low, high = (chart["charts"]["goodput"]["values"][0] for chart in (first, complete))
     assert low == pytest.approx(high, rel=0.2)
+
+
+@pytest.fixture
+def task():
+    return Task(Pool(threads=1).session(None), "", FIRST, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("head", "times", "unit"),
+    [
+        ("when,in_toks,out_toks", [f"2024-05-01 10:00:{at:02d}.5" for at in range(60)], "dates"),
+        ("t_us;in_toks;out_toks", [str(1e6 * at) for at in reversed(range(60))], "microseconds"),
+    ],
+)
+def test_a_trace_with_unknown_columns_gives_the_numbers_of_its_command(task, tmp_path, capsys, head, times, unit):
+    rows = [head.replace(";", ","), *(f"{time},{100 + at},{20 + at % 7}" for at, time in enumerate(times))]
+    uploaded = task.session.store("my trace.csv", "\n".join(rows).encode())
+    found = plan.columns({"file": uploaded}, task)
+    assert list(found["guesses"].values())[1:] == ["in_toks", "out_toks"]
+    mapped = plan.trace({"file": uploaded, **found["guesses"], "arrival": found["columns"][0], "unit": unit}, task)
+    assert (mapped["requests"], mapped["rate"]) == (60, pytest.approx(1.0))
+    assert mapped["prompt"] == pytest.approx(129.5)
+    fields = {"trace_file": mapped["file"], "rate": 2.0, "replay": unit == "dates"}
+    page = plan.answer(fields, complete=True, files=task.session.file)
+    words = shlex.split(page["command"])
+    words[words.index("my_trace.csv")] = str(task.session.file(mapped["file"]))
+    assert main([*words[1:], "--json", str(tmp_path / "numbers.json")]) == 0
+    capsys.readouterr()
+    (by_command,) = json.loads((tmp_path / "numbers.json").read_text())["results"]
+    chart = page["charts"]["ttft"]
+    ttft = by_command["summary"]["ttft_s"]["p90"]["value"]
+    assert chart["values"][chart["rates"].index(2.0)] == pytest.approx(ttft)
+
+
+def test_files_that_are_no_traces_or_models_are_refused_with_one_message(task):
+    def refuses(function, values, message):
+        with pytest.raises(InputError, match=message):
+            function(values, task)
+
+    image = task.session.store("image.csv", b"\x89PNG\xff\xfe")
+    refuses(plan.columns, {"file": image}, "image.csv")
+    refuses(plan.columns, {"file": "../etc/passwd"}, "no such file")
+    rows = task.session.store("rows.csv", b"a,b,c\n1,2,3\nx,2,3\n")
+    roles = {"arrival": "a", "prompt": "b", "output": "c"}
+    refuses(plan.trace, {"file": rows, **roles, "unit": "seconds"}, "row 2 has 'x'")
+    refuses(plan.trace, {"file": rows, **roles, "prompt": "d", "unit": "seconds"}, "column 'd'")
+    refuses(plan.trace, {"file": rows, **roles, "unit": "weeks"}, "no unit of time")
+    model = task.session.store("config.json", b'{"hidden_size": "x"}')
+    refuses(
+        lambda values, _: plan.answer(values, complete=False, files=task.session.file),
+        {"model_file": model},
+        "config.json",
+    )
+
+
+def test_sessions_and_a_config_file_are_settings_of_the_command(task):
+    config = Path(__file__).parents[2] / "examples/models/tiny/config.json"
+    model = task.session.store("config.json", config.read_bytes())
+    found = plan.answer({"turns": 4.0, "rate": 2.0, "model_file": model}, complete=False, files=task.session.file)
+    assert "workload.sessions.turns=4" in found["command"]
+    assert "--model config.json" in found["command"]
+    assert loads(found["scenario"]).workload.session_rate == pytest.approx(0.5)
 
 
 def test_the_parts_of_a_request_sum_up_to_its_time():

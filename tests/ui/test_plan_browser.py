@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import files
-
 import pytest
 from browser import screen, until
 
@@ -80,16 +78,19 @@ def test_the_keyboard_moves_a_slider(driver, planner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1280, 380])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_is_wider_than_the_screen_and_axe_finds_no_violation(driver, planner, width, scheme):
-    driver.get_log("browser")  # which empties it
-    screen(driver, width, scheme)
+def test_a_trace_is_uploaded_and_its_columns_are_mapped(driver, planner, tmp_path):
+    screen(driver, 1280, "light")
     opened(driver, planner)
-    assert driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
-    (script,) = (file for file in files("axe-playwright-python") or () if file.name == "axe.min.js")
-    driver.execute_cdp_cmd("Runtime.evaluate", {"expression": script.read_text()})
-    found = driver.execute_async_script("const done = arguments[0]; axe.run().then(r => done(r.violations))")
-    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
-    errors = [one for one in driver.get_log("browser") if one["level"] == "SEVERE"]
-    assert errors == []
+    rows = "".join(f"{2 * at},{50 + at},{5 + at % 3}\n" for at in range(40))
+    (tmp_path / "own.csv").write_text(f"second,in_toks,out_toks\n{rows}")
+    driver.find_element("id", "trace-upload").send_keys(str(tmp_path / "own.csv"))
+    until(driver, "return !document.getElementById('mapping').hidden")
+    driver.execute_script("document.body.dataset.answers = 0; document.getElementById('arrival').value = 'second'")
+    driver.find_element("id", "map").click()
+    until(driver, SETTLED)
+    assert "40 requests, 0.5 requests/s" in driver.find_element("id", "trace-about").text
+    assert "--workload own.csv" in driver.execute_script("return document.getElementById('command').textContent")
+    driver.execute_script("document.body.dataset.answers = 0")
+    driver.find_element("id", "trace-clear").click()
+    until(driver, SETTLED)
+    assert "own.csv" not in driver.execute_script("return document.getElementById('command').textContent")

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
+import json
 import math
+import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +21,7 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.report.binding import bottleneck_of
 from lengthwise.report.json_file import plain
 from lengthwise.report.summary_table import rows
+from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.ui.page import (
     Page,
@@ -52,7 +60,22 @@ DEFAULTS: dict[str, Any] = {
     "policy": "vllm_v1",
     "ttft": "500ms",
     "tpot": "50ms",
+    "model_file": None,
+    "trace_file": None,
+    "replay": False,
+    "turns": 1.0,
+    "think": 10.0,
 }
+MAX_TRACE_REQUESTS = 5000  # of a trace that a simulation replays
+UNITS_S = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
+ROLES = {
+    "arrival": "time|arriv|stamp|start|created|when|date",
+    "prompt": "prompt|input|prefill|context|^in",
+    "output": "output|decode|gener|compl|resp|^out",
+}
+"""Words by which the column of each role is guessed."""
+Files = Callable[[Any], Path]
+"""The path of an uploaded file by its identity."""
 CURVE = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0)  # rates of the curves, in multiples of the chosen one
 CARDS = (
     "ttft_s.p50",
@@ -84,7 +107,13 @@ def choices() -> dict[str, Any]:
     }
 
 
-def answer(values: Mapping[str, Any], *, complete: bool, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def _no_files(_: Any) -> Path:
+    raise InputError("files are uploaded in a browser")
+
+
+def answer(
+    values: Mapping[str, Any], *, complete: bool, check: Callable[[], None] = lambda: None, files: Files = _no_files
+) -> dict[str, Any]:
     """Simulate the page's settings, at the chosen rate and at the rates of the curves.
 
     Args:
@@ -92,16 +121,22 @@ def answer(values: Mapping[str, Any], *, complete: bool, check: Callable[[], Non
         complete: With the seeds and the cost model's error of ``lengthwise simulate``, so that the numbers have
             intervals; otherwise one seed, which takes a tenth of the time.
         check: Called between simulations; it may raise.
+        files: Paths of uploaded files.
 
     Raises InputError for unknown fields and names and for wrong values. Names of files are not accepted.
     """
     fields = _checked(values)
     quick = [] if complete else ["run.seeds=1", "run.model_draws=0"]
-    settings = [f"{key}={fields[name]}" for name, key in SETTINGS.items()]
+    paths = {name: files(fields[name]) for name in ("model_file", "trace_file") if fields[name] is not None}
 
     def scenario(rate: float, extra: list[str]) -> Scenario:
-        short = {name: fields[name] for name in SHORT} | {"rate": rate}
+        short, settings = _inputs(fields, rate, paths)
         return scenario_of(None, [*settings, *extra], **short)
+
+    def shown(text: str) -> str:
+        for path in paths.values():
+            text = text.replace(str(path), path.name)
+        return text
 
     chosen = scenario(fields["rate"], quick)
     outcome = simulate.run(chosen, jobs=1)[0]
@@ -123,21 +158,56 @@ def answer(values: Mapping[str, Any], *, complete: bool, check: Callable[[], Non
         "shares": _shares(outcome),
         "bottleneck": plain(bottleneck_of(result)),
         "notes": list(outcome.notes),
-        "command": _command(fields),
-        "scenario": scenario(fields["rate"], []).to_toml(),
+        "command": shown(_command(*_inputs(fields, fields["rate"], paths))),
+        "scenario": shown(scenario(fields["rate"], []).to_toml()),
     }
+
+
+def _inputs(fields: Mapping[str, Any], rate: float, paths: Mapping[str, Path]) -> tuple[dict[str, Any], list[str]]:
+    """Return the short options and the settings of the command that simulates the fields at a rate."""
+    short = {name: fields[name] for name in SHORT} | {"rate": rate}
+    settings = [f"{key}={fields[name]}" for name, key in SETTINGS.items()]
+    if "model_file" in paths:
+        short["model"] = str(paths["model_file"])
+    if "trace_file" in paths:
+        short["workload"] = str(paths["trace_file"])
+        requests, own_rps = _trace(paths["trace_file"])
+        settings.append(f"workload.num_requests={min(requests, MAX_TRACE_REQUESTS)}")
+        if fields["replay"]:
+            if not math.isfinite(own_rps):
+                raise InputError("the trace has no arrivals to replay: all its requests arrive at once")
+            short["rate"] = None
+            settings.append(f"workload.time_scale={own_rps / rate:.6g}")
+    elif fields["turns"] > 1:
+        settings += [
+            f"workload.sessions.turns={fields['turns']:g}",
+            f"workload.sessions.think_time={fields['think']:g}s",
+            f"workload.session_rate={rate / fields['turns']:.6g}",
+            "engine.enable_prefix_caching=true",
+        ]
+    return short, settings
+
+
+@lru_cache(maxsize=64)
+def _trace(path: Path) -> tuple[int, float]:
+    """Return the number of requests of a trace, and its requests per second: infinite if all arrive at once."""
+    found = workload.read(path)
+    span_s = float(found.arrival_s[-1])
+    return len(found), (len(found) - 1) / span_s if span_s > 0 else math.inf
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with their defaults. Raises InputError for fields and values that the page does not have."""
     fields = fields_of(dict(values), DEFAULTS)
-    require_model(fields["model"])
+    if fields["model_file"] is None:
+        require_model(fields["model"])
     require_name("GPU", fields["gpu"], catalog.gpus())
     require_name("scheduler", fields["policy"], choices()["policies"])
     require_workload(fields["workload"])
-    for name in ("rate", "tp", "replicas", "max_num_seqs", "max_num_batched_tokens"):
+    for name in ("rate", "tp", "replicas", "max_num_seqs", "max_num_batched_tokens", "turns", "think"):
         if name != "tp" or fields[name] is not None:
             require_number(name, fields[name])
+    fields["replay"] = fields["replay"] is True
     for name in ("ttft", "tpot"):
         require_time(name, fields[name])
     return fields
@@ -181,21 +251,95 @@ def _shares(outcome: VariantOutcome) -> list[dict[str, Any]]:
     return [{"part": name, "mean_s": float((end[done] - start[done]).mean())} for name, start, end in parts]
 
 
-def _command(fields: Mapping[str, Any]) -> str:
+def _command(short: Mapping[str, Any], settings: Sequence[str]) -> str:
     """Return the command that gives the complete answer."""
     words = ["lengthwise", "simulate"]
-    for name in SHORT:
-        if fields[name] is not None and not (name == "workload" and fields[name] == DEFAULTS["workload"]):
-            value = fields[name]
+    for name, value in short.items():
+        if value is not None and not (name == "workload" and value == DEFAULTS["workload"]):
             words += [f"--{name}", f"{value:.15g}" if isinstance(value, float) else str(value)]
-    for name, key in SETTINGS.items():
-        if key.startswith("slo.") or fields[name] != DEFAULTS[name]:  # the other defaults are those of a scenario
-            words += ["--set", f"{key}={fields[name]}"]
+    same = {f"{key}={DEFAULTS[name]}" for name, key in SETTINGS.items() if not key.startswith("slo.")}
+    for setting in settings:
+        if setting not in same:  # the other defaults are those of a scenario
+            words += ["--set", setting]
     return shlex.join(words)
 
 
+def columns(values: Values, task: Task) -> dict[str, Any]:
+    """Return what an uploaded trace has: its format if it is known, else its columns and a guess of their roles."""
+    path = task.session.file(values.get("file"))
+    if workload.detect(path) is not None:
+        return _described(path, values["file"])
+    rows = list(itertools.islice(_rows(path), 3))
+    if not rows:
+        raise InputError("the trace must be CSV with a header, or JSONL, and have at least one row")
+    names = list(rows[0])
+    guesses = {
+        role: next((name for name in names if re.search(words, name, re.IGNORECASE)), names[0])
+        for role, words in ROLES.items()
+    }
+    return {"columns": names, "sample": rows, "guesses": guesses, "units": ["dates", *UNITS_S]}
+
+
+def trace(values: Values, task: Task) -> dict[str, Any]:
+    """Store an uploaded trace again with the columns that the fields map, and describe it."""
+    path = task.session.file(values.get("file"))
+    names = {role: str(values.get(role)) for role in ROLES}
+    unit = require_name("unit of time", values.get("unit"), ["dates", *UNITS_S])
+    made = io.StringIO()
+    out = csv.writer(made, lineterminator="\n")
+    form = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+    out.writerow(form if unit == "dates" else ("arrived_at", "num_prefill_tokens", "num_decode_tokens"))
+    found: list[tuple[Any, Any, Any]] = []
+    for number, row in enumerate(_rows(path), 1):
+        if number % 1000 == 0:
+            task.check()
+        if missing := [name for name in names.values() if name not in row]:
+            raise InputError(f"row {number} of the trace must have a column {missing[0]!r}; it has {', '.join(row)}")
+        arrival, prompt, output = (row[name] for name in names.values())
+        if unit != "dates":
+            try:
+                arrival = float(arrival) * UNITS_S[unit]
+            except (TypeError, ValueError):
+                raise InputError(
+                    f"column {names['arrival']!r} must have numbers of {unit}; row {number} has {arrival!r}"
+                ) from None
+        found.append((arrival, prompt, output))
+    found.sort(key=lambda one: one[0])
+    out.writerows(found)
+    identity = task.session.store(f"{path.stem}.csv", made.getvalue().encode())
+    return _described(task.session.file(identity), identity)
+
+
+def _described(path: Path, identity: str) -> dict[str, Any]:
+    requests, rate_rps = _trace(path)
+    found = workload.read(path)
+    return {
+        "file": identity,
+        "name": path.name,
+        "text": path.read_text("utf-8", errors="replace") if path.suffix == ".csv" else None,
+        "requests": requests,
+        "rate": rate_rps if math.isfinite(rate_rps) else None,
+        "prompt": float(found.prompt_tokens.mean()),
+        "output": float(found.output_tokens.mean()),
+    }
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a CSV file or of JSON lines. Raises InputError for others."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            if file.read(1) == "{":
+                file.seek(0)
+                yield from (json.loads(line) for line in file if line.strip())
+                return
+            file.seek(0)
+            yield from csv.DictReader(file)
+    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+        raise InputError(f"{path.name} must be CSV with a header, or JSONL: {error}") from None
+
+
 def _answer(values: Values, task: Task) -> dict[str, Any]:
-    return answer(values, complete=values.pop("complete", False) is True, check=task.check)
+    return answer(values, complete=values.pop("complete", False) is True, check=task.check, files=task.session.file)
 
 
-PAGE = Page("plan", "Plan", choices, {"answer": _answer})
+PAGE = Page("plan", "Plan", choices, {"answer": _answer, "columns": columns, "trace": trace})

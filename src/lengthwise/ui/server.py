@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lengthwise.schema.errors import InputError, MissingExtraError
-from lengthwise.ui import api, plan, search
+from lengthwise.ui import api, plan, schedulers, search
 from lengthwise.ui.page import Outcome, Page, html
 from lengthwise.ui.work import COMPLETE, FIRST, JOB, MAX_FILE_BYTES, CancelledTaskError, Pool, Task
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-PAGES: tuple[Page, ...] = (plan.PAGE, search.PAGE)
+PAGES: tuple[Page, ...] = (plan.PAGE, search.PAGE, schedulers.PAGE)
 """The pages in the order of the navigation; the first is at /."""
 MAX_BODY_BYTES, MAX_ANSWER_BYTES = 64 * 1024, 16 * 1024 * 1024
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

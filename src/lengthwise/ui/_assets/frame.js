@@ -107,7 +107,7 @@ function text(input) {
 function values(form) {
   const made = {};
   for (const input of form.elements) {
-    if (!input.name) continue;
+    if (!input.name || input.type === "file") continue;
     if (input.dataset.list !== undefined) {
       made[input.name] ??= [];
       if (input.checked) made[input.name].push(input.value);

@@ -1,13 +1,13 @@
 // Every input requests at once an answer with one seed, and after a pause one with intervals.
 const PAUSE_MS = 350, OWN_LENGTHS = "own lengths";
 const form = $("settings");
-let choices, running = null, pause = 0, moved = 0;
+let choices, running = null, pause = 0, moved = 0, files = { model_file: null, trace_file: null }, original = null;
 
 function settings() {
   const made = values(form);
   made.tp = made.tp ? Number(made.tp) : null;
   if (made.workload === OWN_LENGTHS) made.workload = `${value($("prompt"))}/${value($("output"))}`;
-  return made;
+  return { ...made, ...files };
 }
 
 function show(fields) {
@@ -17,7 +17,78 @@ function show(fields) {
     $("output").value = Math.log10(own[2]);
   }
   fill(form, { ...fields, workload: own ? OWN_LENGTHS : fields.workload });
-  $("lengths").hidden = !own;
+  follow();
+}
+
+// What depends on other controls
+function follow() {
+  $("lengths").hidden = form.elements.workload.value !== OWN_LENGTHS || files.trace_file;
+  form.elements.workload.disabled = Boolean(files.trace_file);
+  form.elements.model.disabled = Boolean(files.model_file);
+  $("model-clear").hidden = !files.model_file;
+  $("trace-clear").hidden = !files.trace_file;
+  $("trace-about").hidden = $("replay-label").hidden = !files.trace_file;
+  $("sessions").hidden = Boolean(files.trace_file);
+  $("thinks").hidden = value($("turns")) === 1;
+}
+
+// Files: a config.json, and a trace, whose columns are mapped if its format is unknown.
+async function uploaded(input, use) {
+  if (!input.files.length) return;
+  showError(null);
+  try {
+    await use(await upload(input.files[0]));
+  } catch (error) {
+    showError(error);
+  }
+  input.value = "";
+  follow();
+}
+
+function traced(found) {
+  files.trace_file = found.file;
+  $("mapping").hidden = true;
+  const rate = found.rate === null ? "all at once" : `${three(found.rate)} requests/s`;
+  $("trace-about").textContent = `${found.name}: ${found.requests.toLocaleString("en")} requests, ${rate}; mean prompt ${three(found.prompt)}, mean output ${three(found.output)} tokens.`;
+  if (found.text !== null) $("trace-about").append(" ", element("a", { href: URL.createObjectURL(new Blob([found.text])), download: found.name, textContent: "Save it" }), " for the command.");
+  if (found.rate === null) form.elements.replay.checked = false;
+  follow();
+  changed();
+}
+
+async function mapColumns({ file }) {
+  const found = await ask("answers/plan/columns", { file });
+  if (!found.columns) return traced(found);
+  original = file;
+  for (const [id, names, chosen] of [["arrival", found.columns, found.guesses.arrival], ["prompt-column", found.columns, found.guesses.prompt], ["output-column", found.columns, found.guesses.output], ["unit", found.units, ""]]) {
+    $(id).replaceChildren();
+    options($(id), names);
+    $(id).value = chosen || (isNaN(Number(found.sample[0][found.guesses.arrival])) ? "dates" : "seconds");
+  }
+  $("mapping").hidden = false;
+  $("arrival").focus();
+}
+
+function attach() {
+  $("model-upload").addEventListener("change", () => uploaded($("model-upload"), (made) => {
+    files.model_file = made.file;
+    changed();
+  }));
+  $("trace-upload").addEventListener("change", () => uploaded($("trace-upload"), mapColumns));
+  $("map").addEventListener("click", async () => {
+    try {
+      const [arrival, prompt, output, unit] = ["arrival", "prompt-column", "output-column", "unit"].map((id) => $(id).value);
+      traced(await ask("answers/plan/trace", { file: original, arrival, prompt, output, unit }));
+    } catch (error) {
+      showError(error);
+    }
+  });
+  for (const kind of ["model", "trace"]) {
+    $(`${kind}-clear`).addEventListener("click", () => {
+      files[`${kind}_file`] = null;
+      changed();
+    });
+  }
 }
 
 async function answer(complete) {
@@ -25,7 +96,7 @@ async function answer(complete) {
   const mine = (running = new AbortController());
   $("answer").setAttribute("aria-busy", "true");
   const fields = settings();
-  link(fields);
+  link({ ...fields, model_file: null, trace_file: null }); // files belong to this browser
   let failure = null;
   try {
     const found = await ask("answers/plan/answer", { ...fields, complete }, mine.signal);
@@ -55,7 +126,7 @@ function painted(complete, ok) {
 function changed() {
   moved = performance.now();
   label(form);
-  $("lengths").hidden = form.elements.workload.value !== OWN_LENGTHS;
+  follow();
   clearTimeout(pause);
   answer(false);
 }
@@ -94,10 +165,13 @@ async function start() {
   $("prompt").value = 3;
   $("output").value = 2.3;
   show({ ...choices.defaults, ...linked() });
-  form.addEventListener("input", changed);
+  attach();
+  form.addEventListener("input", ({ target }) => target.name && changed());
+  for (const id of ["prompt", "output"]) $(id).addEventListener("input", changed);
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", (event) => {
     event.preventDefault();
+    files = { model_file: null, trace_file: null };
     show(choices.defaults);
     changed();
   });

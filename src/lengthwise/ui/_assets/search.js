@@ -188,7 +188,7 @@ function compare() {
       return line(`${one.label}${one.unit ? `, ${one.unit}` : ""}`, here(a, i), here(b, i), one.factor);
     }),
   ];
-  table($("compared"), ["", a.name, b.name, "second against first"], rows);
+  table($("compared"), ["number", a.name, b.name, "second against first"], rows);
   if ($("chart").firstChild) chart();
 }
 
