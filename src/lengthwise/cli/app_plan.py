@@ -127,6 +127,6 @@ def show(plan: AppPlan, details: AppFacts) -> None:
             (text.what_if_text(one), estimate(one.makespan), text.difference_text(one.difference, makespan_s))
             for one in plan.what_ifs
         ]
-        print_table(("with", "makespan", "difference"), rows, wraps=("with",))
+        print_table(("with", "makespan", "difference"), rows, wraps=(), drops=("makespan",))
     for note in plan.notes:
         out.print(f"note: {note}", style="dim")
