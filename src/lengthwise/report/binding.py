@@ -154,7 +154,7 @@ def what_binds(
         resource = "imbalance"
         reason = (
             f"the busiest replica runs steps {percent(busiest)} of the time, the mean of all is {percent(busy)}; a "
-            "router by load (least_outstanding), or with P/D other numbers of replicas, would divide the work evenly; "
+            "router by load (least_outstanding), or with P/D other numbers of replicas, would divide the work better; "
             f"while busy, {reason}"
         )
     elif busy < 1 - IDLE_SHARE:

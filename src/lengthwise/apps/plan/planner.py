@@ -489,8 +489,9 @@ def what_if(
         difference = [b - a for a, b in zip(report.makespans_s, then.makespans_s, strict=True)]
         mean = mean_estimate(difference)
         pairs = zip(getattr(report.makespan, "draws", ()), getattr(then.makespan, "draws", ()), strict=False)
-        changed = drawn_estimate(mean, [mean.value, *(b - a for a, b in pairs)], LEVEL)
-        found.append(AppWhatIf(name, then.makespan, changed))
+        drawn = drawn_estimate(mean, [mean.value, *(b - a for a, b in pairs)], LEVEL)
+        mean = replace(mean, model_low=drawn.model_low, model_high=drawn.model_high)
+        found.append(AppWhatIf(name, then.makespan, mean))
     return tuple(found)
 
 
