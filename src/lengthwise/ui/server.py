@@ -293,6 +293,7 @@ async def _answered(request: Request, pool: Pool, task: Task) -> Response:
             pass
 
     result, leaves = asyncio.wrap_future(task.future), asyncio.ensure_future(left())
+    result.add_done_callback(lambda found: found.exception())  # else asyncio prints it if the client left
     await asyncio.wait({result, leaves}, return_when=asyncio.FIRST_COMPLETED)
     if not result.done():
         pool.cancel(task)
