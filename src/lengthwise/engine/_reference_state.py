@@ -720,7 +720,8 @@ class LastStep:
     The sequence number breaks ties between victims. With speculation, the request's next step verifies ``drafts``
     proposed tokens and gives it ``emits`` tokens, ``hit`` is whether its last step for which tokens were to be proposed
     accepted any (None: it had none), and ``next_hit`` the same after the next step. The last step accepted ``unhashed``
-    tokens, which give no block a content before the next step.
+    tokens, which give no block a content before the next step. Since then a KV transfer may have brought the request
+    (``is_received``): its drafter has seen no hidden state, so that it proposes no tokens for the next step.
     """
 
     token_s: float | None = None
@@ -730,6 +731,7 @@ class LastStep:
     hit: bool | None = None
     next_hit: bool | None = None
     unhashed: int = 0
+    is_received: bool = False
 
 
 @dataclass

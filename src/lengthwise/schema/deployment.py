@@ -588,6 +588,8 @@ class DecodeSide:
     router: Any = "round_robin"
     gpu: GpuSpec | None = None
     node: NodeSpec | None = None
+    # That of the deployment, whose prefill replicas run the drafter over the prompts; with the costs of this side.
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         least = {"max_local_prefill_length": 0, "max_prefill_queue_size": 1}
@@ -603,8 +605,8 @@ class DecodeSide:
 
 
 _UNIFIED = {
-    "batching": "unified", "memory": "paged_by_chunk", "victim": "latest_admitted", "preemption_mode": "recompute",
-    "preemption": "never",
+    "batching": ("unified",), "memory": ("paged_by_chunk", "paged"), "victim": ("latest_admitted",),
+    "preemption_mode": ("recompute",), "preemption": ("never",),
 }  # fmt: skip
 """The policies of vllm_v1 that speculation needs. Rank, router and bins are free."""
 
@@ -726,6 +728,7 @@ class Deployment:
             cost=side.cost,
             kv=side.kv,
             decode=None,
+            speculation=side.speculation,
         )
 
     def require_known_rules(self, workload: Workload) -> None:
@@ -859,12 +862,18 @@ class Deployment:
     def _require_rules_of_speculation(self) -> None:
         """Raise InputError if the simulator does not model ``speculation`` with the other settings."""
         speculation, scheduler, limits = self.speculation, self.scheduler, self.limits
+        if self.decode is not None and not Speculation.are_alike(speculation, self.decode.speculation):
+            raise InputError(
+                "both sides must have the same speculation, as the prefill side computes the drafter's KV cache of the "
+                f"prompts; the prefill side has {speculation}, the decode side {self.decode.speculation}"
+            )
         if speculation is None:
             return
         others = {} if scheduler.engine_rules else _UNIFIED  # an engine's rules set these themselves
         rules = {name: getattr(getattr(scheduler, name), "name", getattr(scheduler, name)) for name in others}
         parts = {
             **self._rarely_modelled(),
+            "disaggregation": False,
             'prefix_cache "sglang"': limits.enable_prefix_caching and limits.prefix_cache == "sglang",
             "kv_offloading": limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0,
             "async_scheduling": scheduler.async_scheduling,
@@ -872,7 +881,7 @@ class Deployment:
             "reserve": scheduler.reserve,
             "KV cache groups (hybrid_kv_cache)": self.kv.groups is not None,
             "dense attention masks": self.cost.masked_s > 0,
-            **{f"{name} {rules[name]!r}": rules[name] != value for name, value in others.items()},
+            **{f"{name} {rules[name]!r}": rules[name] not in values for name, values in others.items()},
         }
         if names := " or ".join(part for part, is_set in parts.items() if is_set):
             raise InputError(
@@ -880,7 +889,7 @@ class Deployment:
                 "leave speculation out"
             )
         tokens = limits.max_num_seqs * (1 + speculation.num_speculative_tokens)
-        if limits.max_num_batched_tokens < tokens:
+        if self.decode is None and limits.max_num_batched_tokens < tokens:
             raise InputError(
                 "with speculation, max_num_batched_tokens must be at least max_num_seqs x (1 + "
                 f"num_speculative_tokens), {tokens} tokens, so that every sequence can verify its tokens in each step; "

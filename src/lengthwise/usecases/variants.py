@@ -260,6 +260,7 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
             cost=own.cost_source,
             host=scenario.deployment.host_overhead,
             memory_planner=scenario.deployment.memory_planner,
+            speculation=speculation(scenario),
         )
         _require_own_tables(own, decode)
     # A router of the decode side may choose any of its replicas: the link is that of all GPUs, and not of one pair.
