@@ -10,7 +10,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 # Without bytecode every process compiles all sources that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo kernel test test-slow test-nojit test-robust engine test-engine torch test-torch coverage bench tables docs metrics check lint types imports format lock clean
+.PHONY: help setup demo kernel test test-slow test-nojit test-robust engine test-engine torch test-torch coverage bench tables docs site metrics check lint types imports format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -77,6 +77,9 @@ tables: setup ## renew the generated tables and the reference in docs/
 docs: setup ## check that the examples in the docs run
 	$(BIN)/pytest tests/docs $(ARGS)
 
+site: setup ## build the documentation site into site/ (open site/index.html); broken links are errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
 metrics: setup ## size and vocabulary of the code beside their limits (ARGS=--words=40 lists words)
 	$(BIN)/python tools/metrics.py $(ARGS)
 
@@ -100,4 +103,4 @@ lock: setup ## renew uv.lock after a change of dependencies
 	$(BIN)/uv lock
 
 clean: ## remove .venv and everything made
-	rm -rf .venv .engines .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo-report.html
+	rm -rf .venv .engines site .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo-report.html

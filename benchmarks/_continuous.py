@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise import Status, Workload
+from lengthwise.backend.process import last_lines
 from lengthwise.measure.client_records import records_of
 from lengthwise.schema.errors import EngineError
 from lengthwise.schema.records import BENCH, RunResult, StepRecords, TokenTimes
@@ -53,22 +54,18 @@ class Engine:
 
     def expect(self, word: str, limit_s: float) -> str:
         """Return the rest of the line that begins with a word; raise EngineError if the engine ends or hangs before."""
-        until = time.monotonic() + limit_s
+        until, log = time.monotonic() + limit_s, self.folder / "engine.log"
         while True:
             try:
                 line = self.lines.get(timeout=max(0.0, min(until - time.monotonic(), threading.TIMEOUT_MAX)))
             except queue.Empty:
                 self.process.kill()
-                message = f"the engine did not print {word.strip()!r} within {limit_s:.0f} s"
-                raise EngineError(message + self._last_output()) from None
+                message = f"the engine did not print {word.strip()!r} within {limit_s:.0f} s:\n"
+                raise EngineError(message + last_lines(log)) from None
             if line is None:
-                raise EngineError(f"the engine exited with status {self.killed()}{self._last_output()}")
+                raise EngineError(f"the engine exited with status {self.killed()}:\n{last_lines(log)}")
             if line.startswith(word):
                 return line[len(word) :]
-
-    def _last_output(self) -> str:
-        text = (self.folder / "engine.log").read_text(errors="replace")[-3000:].strip()
-        return f":\n{text}" if text else ""
 
     def killed(self) -> int | None:
         """Kill the process; return its status, None if even that does not end it, as when a driver hangs."""

@@ -18,6 +18,7 @@ from typing import Any
 import _predict
 import _texts
 import numpy as np
+from _harness import RECORDED
 
 from lengthwise import engine, policy, predict, search, workload
 from lengthwise.config.workload import read_trace
@@ -32,13 +33,7 @@ from lengthwise.schema.workload import Workload
 from lengthwise.statistics import t_half_width
 
 FOLDER = "data/text/nc_alpaca_eval"
-MODELS = {  # name in the paper: (catalog, whose outputs)
-    "opt6.7": ("opt-6.7b", "alpaca-7b"),
-    "opt13": ("opt-13b", "falcon-7b-instruct"),
-    "lam7": ("llama-2-7b", "llama-2-7b-chat-hf"),
-    "lam13": ("llama-2-13b", "llama-2-70b-chat-hf"),
-    "vic": ("vicuna-13b", "vicuna-13b-v1.3"),
-}
+MODELS = RECORDED["elis"]["models"]  # name in the paper: (catalog, whose outputs)
 LOADS, BATCHES = (1.0, 3.0, 5.0), (1, 2, 4)
 PROMPTS, SHUFFLES, SHAPE, WINDOW_TOKENS = 200, 3, 0.73, 50
 GPU = "A100-80GB"

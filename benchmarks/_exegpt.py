@@ -10,7 +10,7 @@ from statistics import fmean, geometric_mean
 from typing import Any
 
 import numpy as np
-from _harness import json_lines
+from _harness import RECORDED, json_lines
 from _texts import lines
 
 from lengthwise import catalog, schedule
@@ -204,14 +204,6 @@ def reasons(_: Path, quick: bool) -> dict[str, Any]:
 
 
 # Table 6: the choices for OPT-13B and task S under the paper's bounds
-TABLE6 = (  # bound, strategy, B_E, N_D, degree, latency, requests per second; the number of groups is not stated
-    (3.1, "waa", 4, 1, 2, 3.01, 22.41),
-    (5.9, "waa", 10, 1, 2, 4.11, 23.76),
-    (11.5, "rra", 52, 13, 4, 10.23, 25.23),
-    (math.inf, "rra", 49, 7, 4, 16.87, 26.15),
-)
-
-
 def choices(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per bound: the choice, and the best of the schedules that the paper's may mean."""
     of = estimator(OPT, "s")
@@ -225,7 +217,7 @@ def choices(_: Path, quick: bool) -> dict[str, Any]:
         return summary_of(row_of(schedules[index], got, index)) if got.feasible.any() else None
 
     rows = {}
-    for bound_s, name, batch, steps, tp, latency_s, rps in TABLE6[: 2 if quick else None]:
+    for bound_s, name, batch, steps, tp, latency_s, rps in RECORDED["exegpt"]["table6"][: 2 if quick else None]:
         choice = chosen(plan, bound_s, separately=True)
         kinds = product(WAA if name == "waa" else (Strategy.RRA,), range(1, OPT.gpus // tp + 1))
         schedules = [Controls(strategy, batch, steps, tp=tp, tp_groups=groups) for strategy, groups in kinds]
@@ -241,12 +233,6 @@ def choices(_: Path, quick: bool) -> dict[str, Any]:
 
 # Figure 10: recorded lengths; planned on a tenth of each trace, evaluated on the other nine tenths
 PLANNED_SHARE, SPLITS = 0.1, 3
-TRACES = {  # name: file, longest output
-    "alpaca": ("text/llamafactory_demo/alpaca_en_demo.jsonl.gz", 1024),
-    "arxiv": ("traces/lengths_arxiv_summarization_llama2tok.csv.gz", 512),
-    "sharegpt": ("traces/lengths_sharegpt_8k_llama2tok.csv.gz", 1024),
-    "azure-conv": ("traces/azure_llm_2023_conv.csv.gz", 1024),
-}
 MAX_TOKENS = 2048
 """Context of both models. Requests are left out if their prompt or their output exceeds its share of it."""
 
@@ -254,7 +240,7 @@ MAX_TOKENS = 2048
 def real(shared: Path, quick: bool) -> dict[str, Any]:
     """Return a row per model and trace, and the mean gain with its range over splits."""
     traces = {}
-    for name, (path, max_output) in TRACES.items():
+    for name, (path, max_output) in RECORDED["exegpt"]["traces"].items():
         prompt, output = read_lengths(shared / "data" / path)
         good = (prompt >= 1) & (output >= 1) & (prompt <= MAX_TOKENS - max_output) & (output <= max_output)
         traces[name] = prompt[good], output[good]

@@ -10,6 +10,7 @@ from typing import Any
 import _exegpt as ex
 import numpy as np
 from _exegpt_checks import compared
+from _harness import RECORDED
 from simulated_schedules import correlated as pairs
 
 from lengthwise.catalog import weight_bytes
@@ -19,17 +20,7 @@ from lengthwise.schedule.estimation import resident_batches
 from lengthwise.schedule.stage_costs import stage_memory
 
 # Section 7.1: distributions and correlation of lengths
-DATA = {  # name: file, keys of the prompt and of the output where tokens are estimated from the text
-    "Alpaca": ("text/llamafactory_demo/alpaca_en_demo.jsonl.gz",),
-    "HumanEval": ("text/humaneval.jsonl.gz", ("prompt",), "canonical_solution"),
-    "MBPP": ("text/mbpp.jsonl.gz", ("text",), "code"),
-    "GSM8K": ("text/gsm8k_train.jsonl.gz", ("question",), "answer"),
-    "GPTeacher, code": ("text/gpteacher/codegen-instruct.jsonl.gz", ("instruction", "input"), "response"),
-    "arXiv summaries": ("traces/lengths_arxiv_summarization_llama2tok.csv.gz",),
-    "ShareGPT": ("traces/lengths_sharegpt_8k_llama2tok.csv.gz",),
-    "Azure conversations": ("traces/azure_llm_2023_conv.csv.gz",),
-    "Mooncake conversations": ("traces/mooncake_conversation_trace.jsonl.gz",),
-}
+DATA = RECORDED["lengths"]
 FAMILIES = ("truncated normal", "normal", "log-normal", "skew normal")
 FITTED = 4000
 """Requests of a data set at most that distributions are fitted to."""

@@ -363,8 +363,7 @@ def rerank(_: Path, quick: bool) -> dict[str, Any]:
 # Scale: the peak rate by the number of engines behind one gateway, emulated in real time
 STEP_S, MAX_NUM_SEQS, SHORTEST, LONGEST = 0.05, 4, 10, 30
 ENGINE_RPS = MAX_NUM_SEQS / ((SHORTEST + LONGEST) / 2 * STEP_S)  # rate of an engine whose slots are all busy
-MAX_DELAY_S = 0.5
-PER_PROCESS = 25
+MAX_DELAY_S, PER_PROCESS = 0.5, 25
 
 
 def scale(_: Path, quick: bool) -> dict[str, Any]:

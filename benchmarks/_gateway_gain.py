@@ -2,12 +2,9 @@
 
 Each run is a burst of recorded prompts through the complete gateway, over HTTP. 1x is the rate that two engines with
 full batches serve, as fitted to runs under FCFS. The policies of a shuffle run in turns, so that other load affects
-them alike. Intervals are Student's t over shuffles. Before emulated engines, everything runs in virtual time, in which
-computing takes none: no load of the machine affects the results, and equal runs give equal results.
-
+them alike. Intervals are Student's t over shuffles. Emulated engines run in virtual time: computing takes none.
 Prompts are AlpacaEval's (non-commercial: for evaluation only, never for training), lengths those of Vicuna 13B's
-outputs, divided by SHRINK. Engines receive each length in ``vllm_xargs.output_tokens``; the gateway sees only
-``max_tokens``, which is equal for all.
+outputs, divided by SHRINK, which only engines receive; the gateway sees an equal ``max_tokens`` for all.
 """
 
 import asyncio

@@ -1,6 +1,5 @@
 """Rows, machine description, timing, processes, and the hash of the code that all benchmarks share."""
 
-import argparse
 import asyncio
 import contextlib
 import hashlib
@@ -9,30 +8,20 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-_ROOMS = ("engine", "policy", "cost", "metrics", "workload", "measure", "catalog")
-_SCHEMA = ("cost_tables", "deployment", "profile", "records", "specs", "speculation", "workload")
-_CLIENT = ("openai", "openai_protocol", "process", "launch", "vllm")
-_CAMPAIGN = ("_circle*", "_live", "_continuous", "_vllm", "_intervals")
-CODE = (
-    *(f"src/lengthwise/{room}" for room in _ROOMS),
-    *(f"src/lengthwise/schema/{name}.py" for name in _SCHEMA),
-    *(f"src/lengthwise/backend/{name}.py" for name in _CLIENT),
-    *(f"src/lengthwise/{name}.py" for name in ("_jit", "_native", "_compiler")),
-    *(f"benchmarks/{name}.py" for name in _CAMPAIGN),
-    "benchmarks/engines",
-)
-"""Files and folders that determine the error of a calibrated simulation; a test compares with a campaign's imports."""
+RECORDED = tomllib.loads(Path(__file__).with_name("recorded.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -46,14 +35,6 @@ class Row:
     better: str
     ci: tuple[float, float] | None = None
     details: dict[str, Any] = field(default_factory=dict)
-
-
-def parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser of --json and --quick."""
-    made = argparse.ArgumentParser(description=description.splitlines()[0])
-    made.add_argument("--json", action="store_true", help="print JSON lines")
-    made.add_argument("--quick", action="store_true", help="smaller sizes, fewer repeats")
-    return made
 
 
 def machine() -> dict[str, Any]:
@@ -170,19 +151,13 @@ async def posted(
         return await asyncio.gather(*map(post, bodies, due_s or [0.0] * len(bodies)))
 
 
-def code_files() -> Iterator[Path]:
-    """Yield the files of CODE."""
-    for named in (path for pattern in CODE for path in ROOT.glob(pattern)):
-        every = named.rglob("*") if named.is_dir() else (named,)
-        yield from (path for path in every if path.is_file() and "__pycache__" not in path.parts)
-
-
 def code_sha256() -> str:
-    """Return the hash of the sorted paths and contents of CODE."""
+    """Return the hash of paths and contents of the package and of the benchmarks, without results."""
+    files = [path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.*") if path.is_file()]
     digest = hashlib.sha256()
-    for path in sorted(set(code_files()), key=lambda path: path.relative_to(ROOT).as_posix()):
-        of = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{path.relative_to(ROOT).as_posix()} {of}\n".encode())
+    for name, path in sorted((path.relative_to(ROOT).as_posix(), path) for path in files):
+        if not re.search("__pycache__|results/|[.]md$", name):
+            digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 

@@ -2,11 +2,9 @@
 
     python benchmarks/_live.py --out FOLDER [--quick] [--only vllm,transformers] [--again SAVED]
 
-writes each run's records (measured and simulated), the profile and rows.json there; --again takes profile and
-measured records from an earlier folder (results/live/vllm, results/live/transformers) and repeats the rest. Rows state
-the hashes of the code that measured and that made them: only those of frozen code count as blind. vLLM runs on one CPU
-thread at two settings and three loads, transformers' continuous batching at three loads, each three times. The
-calibration sees the static and the half load of one setting; errors are of the others.
+writes records (measured and simulated), profile and rows.json there; --again takes profile and measured records from
+an earlier folder (results/live/*). Only rows of frozen code count as blind. vLLM runs on one CPU thread at two settings
+and three loads, transformers at three loads, each three times. Errors are of loads that the calibration has not seen.
 """
 
 import argparse

@@ -14,7 +14,7 @@ from typing import Any
 
 import _texts
 import numpy as np
-from _harness import machine
+from _harness import RECORDED, machine
 
 from lengthwise import Deployment, EngineLimits, Scheduler, Workload, catalog, cost, deploy, simulate, theory
 from lengthwise.schema.deployment import Parallelism
@@ -31,14 +31,7 @@ SHARES = (0.05, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.1, 1.25, 1.5)
 
 GSM8K = "data/text/zeroeval_gsm/outputs"
 VICUNA = "data/traces/lengths_lmsys_chat_1m_vicuna13b_outputs.csv.gz"
-ANSWERS = {  # answers to GSM8K, and the model whose speed replaces that of the one that gave them
-    "Phi-3.5-mini-instruct": "phi-3.5-mini",
-    "gemma-2-2b-it": "gemma-2b",
-    "Qwen2-7B-Instruct": "qwen2.5-7b",
-    "Meta-Llama-3-8B-Instruct": "llama-3-8b",
-    "Meta-Llama-3.1-8B-Instruct": "llama-3.1-8b",
-    "Yi-1.5-9B-Chat": "llama-3-8b",
-}
+ANSWERS = RECORDED["gsm8k"]["models"]
 PHI = "Phi-3.5-mini-instruct"
 MAX_TOKENS, BATCH, PROMPT_TOKENS, STEP_S = 1024, 8, 200, 0.01
 ACCURACY = {2: 0.8614, 4: 0.6297, 8: 0.4229}

@@ -38,7 +38,7 @@ def learnt(text: Path, quick: bool) -> tuple[Split, Lexical]:
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
     """Return the rows of the lexical predictor by name; quick: trained on Open-Assistant's samples alone."""
-    text = _folder(shared)
+    text = shared / "data/text"
     draws = 10 if quick else 40
     parts, model = learnt(text, quick)
     inside = evaluate(model, parts.test, draws=draws, clock=None)
@@ -79,12 +79,6 @@ def mathematics(text: Path) -> dict[str, dict[str, float]]:
     return rows
 
 
-def _folder(shared: Path) -> Path:
-    if not (shared / "data/text").is_dir():
-        raise FileNotFoundError(f"no folder {shared / 'data/text'}")
-    return shared / "data/text"
-
-
 def number(estimate: Estimate) -> dict[str, float]:
     return {"value": round(estimate.value, 4), "half_width": round(estimate.half_width, 4)}
 
@@ -117,7 +111,7 @@ def installed_encoder() -> Path:
 
 
 def encoder(shared: Path, quick: bool) -> dict[str, Any]:
-    text, folder = _folder(shared), installed_encoder()
+    text, folder = shared / "data/text", installed_encoder()
     parts, lexical = learnt(text, quick)
     sentences = Encoder(folder, max_windows=1500 if quick else 6000).fit(parts.train)
     inside, outside = parts.test, _texts.alpaca_eval(text)
@@ -152,7 +146,7 @@ def elis(shared: Path, quick: bool) -> dict[str, Any]:
     """Return the errors by window of ELIS' predictor and of ours, learnt from the same requests."""
     from elis_predictor import ElisPredictor
 
-    folder, text = installed_encoder(), _folder(shared)
+    folder, text = installed_encoder(), shared / "data/text"
     parts, made = split(_texts.oasst(text) if quick else _texts.wide(text), 0.2, 0), []
     for part, n in ((parts.train, 600), (parts.test, 400)):
         rows = np.random.default_rng(0).permutation(np.flatnonzero(~part.censored))[: 100 if quick else n]

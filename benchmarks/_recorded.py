@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from _intervals import of_scores
@@ -22,9 +22,10 @@ from lengthwise.engine import deploy, simulate
 from lengthwise.measure import calibrate, read_external_results
 from lengthwise.measure.calibration import Calibration
 from lengthwise.metrics.bootstrap import draw_blocks, resample, sample_of
+from lengthwise.metrics.columns import request_column
 from lengthwise.schema.deployment import NULL_BLOCKS, Deployment, EngineLimits, Parallelism
+from lengthwise.schema.records import RunResult
 from lengthwise.schema.specs import LinkSpec, NodeSpec
-from lengthwise.schema.workload import Workload
 
 ROOT = "data/profiles/llmservingsim"
 STATISTICS = {"Mean": "mean", "Median": "p50", "P90": "p90", "P95": "p95", "P99": "p99"}
@@ -55,22 +56,6 @@ RUNS = (
 )
 
 
-class Requests(NamedTuple):
-    """Columns of requests.jsonl in order of arrival; seconds since the first arrival."""
-
-    arrival_s: np.ndarray
-    queued_s: np.ndarray
-    first_token_s: np.ndarray
-    last_s: np.ndarray
-    prompt: np.ndarray
-    output: np.ndarray
-
-
-def latencies(arrival_s: Any, first_token_s: Any, last_s: Any, output: Any) -> dict[str, np.ndarray]:
-    tpot = (last_s - first_token_s) / np.maximum(output - 1, 1)
-    return {"ttft": first_token_s - arrival_s, "tpot": tpot, "latency": last_s - arrival_s}
-
-
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
     """Return the mean over runs of each latency's MAPE over five statistics; a quick look omits the interval."""
     found = {run.name: of_run(shared, run, draws=0 if quick else DRAWS) for run in RUNS}
@@ -85,12 +70,17 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
 
 def of_run(shared: Path, run: Run, *, draws: int) -> dict[str, dict[str, Any]]:
-    folder = shared / ROOT / "measured_runs" / run.folder
-    r, other = read_requests(folder), summary(folder)
-    measured = latencies(r.arrival_s, r.first_token_s, r.last_s, r.output)
-    done = simulate(Workload(r.arrival_s, r.prompt, r.output), deployment(shared, run), max_log_steps=0).requests
-    own = latencies(done.arrival_s, done.first_token_s, done.finished_s, r.output)
-    return {name: compared(measured[name], own[name], other[name], draws) for name in LATENCIES}
+    measured, other = read_run(shared, run), summary(shared / ROOT / "measured_runs" / run.folder)
+    done = simulate(measured.workload, deployment(shared, run), max_log_steps=0)
+    found = {}
+    for name, metric in LATENCIES.items():
+        real, own = (request_column(of.requests, f"{metric}_s") for of in (measured.records, done))
+        found[name] = compared(real, own, other[name], draws)
+    return found
+
+
+def read_run(shared: Path, run: Run) -> RunResult:
+    return read_external_results(shared / ROOT / "measured_runs" / run.folder / "vllm" / "requests.jsonl.gz")
 
 
 def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: int) -> dict[str, Any]:
@@ -136,17 +126,6 @@ def node_of(shared: Path, run: Run) -> NodeSpec:
     return replace(node, link=link, fallback_link=link)
 
 
-def read_requests(folder: Path) -> Requests:
-    rows = [json.loads(line) for line in text(folder / "vllm" / "requests.jsonl").splitlines()]
-    rows.sort(key=lambda row: row["arrival_time"])
-    column = {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
-    arrival = column["arrival_time"] - column["arrival_time"][0]
-    # The shortest hand-over to the engine counts as instantaneous, which joins the clocks of arrivals and of the rest.
-    offset = (column["queued_ts"] - arrival).min()
-    clocks = [column[name] - offset for name in ("queued_ts", "first_token_ts", "last_token_ts")]
-    return Requests(arrival, *clocks, column["input_toks"], column["output_toks"])
-
-
 def summary(folder: Path) -> dict[str, list[float]]:
     """Read the relative errors of LLMServingSim's simulator by latency, in the order of STATISTICS."""
     line = re.compile(r"^(TTFT|TPOT|Latency) (\w+)\s+([\d.]+)\s+([\d.]+)", re.MULTILINE)
@@ -181,5 +160,4 @@ def calibration(shared: Path, run: Run) -> Calibration:
     small = run.gpu == "RTX-4090"
     limits = EngineLimits(256 if small else 128, 2048, max_model_len=MAX_TOKENS)
     roofline = deploy(run.model, run.gpu, tp=run.tp, limits=limits, num_blocks=2588 if small else None)
-    measured = read_external_results(shared / ROOT / "measured_runs" / run.folder / "vllm" / "requests.jsonl.gz")
-    return calibrate([measured], roofline, holdout=0.5, allow=("warnings",))
+    return calibrate([read_run(shared, run)], roofline, holdout=0.5, allow=("warnings",))

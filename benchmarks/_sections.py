@@ -1,5 +1,6 @@
 """Benchmarks of several sections: chosen by name, skipped where their data are absent, saved in one file of results."""
 
+import argparse
 import importlib
 import math
 import os
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from _harness import Row, json_lines, parser, show, strict_json
+from _harness import Row, json_lines, show, strict_json
 
 UNITS = {"_error": "relative", "_mape": "relative", "_ape": "relative"}
 UNITS |= {"_coverage": "share", "_per_s": "1/s", "_s": "s"}
@@ -94,7 +95,9 @@ class Sections:
         return [row for name, row in saved.items() if name.rpartition(".")[0] in gone]
 
     def main(self) -> None:
-        options = parser(self.description)
+        options = argparse.ArgumentParser(description=self.description.splitlines()[0])
+        options.add_argument("--json", action="store_true", help="print JSON lines")
+        options.add_argument("--quick", action="store_true", help="smaller sizes, fewer repeats")
         options.add_argument("--only", default="", help="sections or the first words of their names, with commas")
         options.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")
         options.add_argument("--save", action="store_true", help=f"save the rows in results/{self.name}.json")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _harness import RECORDED
 from _intervals import by, summary
 
 from lengthwise.cost.roofline_tables import HOST_SEQUENCE_S, HOST_STEP_S
@@ -25,18 +26,10 @@ ROOT = "data/profiles/argonne_llm_inference_bench"
 FILE = f"{ROOT}/All_results.csv.gz"
 FIRST_TOKENS = (f"{ROOT}/all_results_TTFT.csv", f"{ROOT}/all_results_TTFT_ITL.csv")
 """Seconds of one token after a prompt, and of as many as the prompt has; rows of the latter contain the former."""
-GPUS = {"Nvidia A100 GPU": "A100-40GB", "Nvidia H100 GPU": "H100", "AMD MI300X GPU": "MI300X"}
+GPUS, MODELS = (RECORDED["argonne"][key] for key in ("gpus", "models"))
 ROCM = "MI300X"
 """Another software stack: predicted from the hosts of other stacks, whose predictions do not use it."""
 ENGINES = ("vLLM", "TensorRT-LLM", "Deepspeed-MII")
-MODELS = {
-    "meta-llama/Llama-2-7b-hf": "llama-2-7b",
-    "meta-llama/Meta-Llama-3-8B": "llama-3-8b",
-    "mistralai/Mistral-7B-v0.1": "mistral-7b",
-    "meta-llama/Llama-2-70b-hf": "llama-2-70b",
-    "meta-llama/Meta-Llama-3-70B": "llama-3-70b",
-    "mistralai/Mixtral-8x7B-v0.1": "mixtral-8x7b",
-}
 STEPS_S = (0.0, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2)
 SEQUENCES_S = (0.0, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4)
 EVERY = 10
@@ -63,8 +56,6 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     """Return medians by vendor of latency, throughput, TTFT and ITL, since a median of both describes neither."""
     import polars as pl
 
-    if not (shared / FILE).exists():
-        raise FileNotFoundError(f"{FILE} is not under {shared}")
     rows = pl.read_csv(shared / FILE).unique(maintain_order=True).to_dicts()
     left, batches = Counter(filter(None, map(_reason, rows))), []
     for row in [row for row in rows if not _reason(row)][:: EVERY if quick else 1]:

@@ -1,10 +1,8 @@
 """Fidelity: predictions against measurements, for every ground truth that this machine allows.
 
 ``live`` starts real engines (make engine torch); ``recorded``, ``calibrated`` and ``argonne`` read the folder
-``shared`` (other measured deployments are in deployments.py); ``coverage`` and ``counters`` calibrate to planted runs;
-``times`` measures calibrations,
-``profiles`` this machine's operators; ``gpu`` runs gpu_campaign.py. --save archives campaigns that newer ones replace
-in results/fidelity-earlier.json; --take ROWS.JSON takes rows that were measured separately (_live.py --out).
+``shared``; ``coverage`` and ``counters`` calibrate to planted runs; ``times`` measures calibrations, ``profiles`` this
+machine's operators. --save archives replaced campaigns; --take ROWS.JSON takes rows measured by _live.py --out.
 """
 
 from _harness import making

@@ -3,10 +3,9 @@
     python benchmarks/gpu_campaign.py [--out FOLDER] [--budget 470]   seconds in total, unattended
     python benchmarks/gpu_campaign.py --device cpu --tiny              the same code without a GPU, two minutes
 
-It needs numpy, scipy, polars, numba, platformdirs, torch and transformers in one environment (or the engine's two
-in another: --engine-python), lengthwise installed or this checkout, and no network. The engine is transformers'
-continuous batching. Every file is written as soon as possible; repeats beyond the budget are omitted. A
-GPU with less memory gets a Llama of one billion.
+It needs NEEDED and transformers (or the engine's two in another environment: --engine-python), lengthwise installed or
+this checkout, and no network. The engine is transformers' continuous batching. Every file is written as soon as
+possible; repeats beyond the budget are omitted. A GPU with less memory gets a Llama of one billion.
 """
 
 import argparse
@@ -25,45 +24,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from _harness import json_lines
+from _harness import RECORDED, json_lines
 
 FOLDER = Path(__file__).resolve().parent
 CAMPAIGN, RESULTS, GRACE_S = Path(__file__), FOLDER / "results" / "gpu", 5.0
 NEEDED = ("numpy", "scipy", "polars", "numba", "platformdirs", "torch")
 """Imports of the campaign; the engine needs transformers as well. Neither typer nor rich, pydantic or aiohttp."""
-LLAMA_3_8B = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": False,
-    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192,
-    "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "bos_token_id": 128000, "eos_token_id": 128001,
-}  # fmt: skip
-"""Shapes of Meta's Llama 3 8B, as its config.json states them; none of its weights is used."""
-LLAMA_32_1B = LLAMA_3_8B | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
-LLAMA_32_1B |= {"head_dim": 64, "tie_word_embeddings": True}
-"""Shapes of Meta's Llama 3.2 1B."""
-TINY = LLAMA_32_1B | {
-    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 8192, "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+LLAMA_3_8B, LLAMA_32_1B, TINY = (RECORDED["shapes"][name] for name in ("llama-3-8b", "llama-3.2-1b", "tiny"))
+"""Shapes of Meta's Llama 3 8B and 3.2 1B, as their config.json state them, and of a tiny one; no weights are used."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a campaign; seconds are the most that a part may take."""
+    """Sizes of a campaign: lengths of prompts and outputs, sequences and tokens of a step, fields of ``_live.Plan``."""
 
     config: Mapping[str, Any]
     name: str
     dtype: str
-    prompt: tuple[float, float, int, int]
-    output: tuple[float, float, int, int]
-    seqs: int
-    step_tokens: int
-    blocks: int
-    max_model_len: int
-    profile_s: float
-    static_s: float
-    seconds: float
-    repeats: int
+    lengths: tuple[tuple[float, float, int, int], tuple[float, float, int, int]]
+    steps: tuple[int, int]
+    sizes: Mapping[str, Any]
 
     @property
     def needs_bytes(self) -> float:
@@ -75,20 +55,14 @@ class Plan:
         c, itemsize = self.config, 4 if self.dtype == "float32" else 2
         per_token = 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"] * itemsize
         weights = catalog.weight_bytes(catalog.model_from_config(dict(c), self.name), self.dtype)
-        return float((weights + per_token * self.blocks * BLOCK) * 1.05 + 4e9)
+        return float((weights + per_token * self.sizes["blocks"] * BLOCK) * 1.05 + 4e9)
 
 
-BIG = Plan(
-    LLAMA_3_8B, "llama-3-8b-shaped", "bfloat16", (256, 0.7, 16, 1500), (96, 0.6, 8, 400),
-    seqs=32, step_tokens=512, blocks=2048, max_model_len=2048,
-    profile_s=120.0, static_s=20.0, seconds=25.0, repeats=2,
-)  # fmt: skip
+_SIZES = {"blocks": 2048, "max_model_len": 2048, "profile_s": 120.0, "static_s": 20.0, "seconds": 25.0, "repeats": 2}
+_FEW = {"blocks": 512, "max_model_len": 1024, "profile_s": 20.0, "static_s": 5.0, "seconds": 6.0, "repeats": 1}
+BIG = Plan(LLAMA_3_8B, "llama-3-8b-shaped", "bfloat16", ((256, 0.7, 16, 1500), (96, 0.6, 8, 400)), (32, 512), _SIZES)
 MIDDLE = replace(BIG, config=LLAMA_32_1B, name="llama-3.2-1b-shaped")
-SMALL = Plan(
-    TINY, "tiny-llama", "float32", (64, 0.7, 8, 500), (24, 0.6, 4, 120),
-    seqs=16, step_tokens=512, blocks=512, max_model_len=1024,
-    profile_s=20.0, static_s=5.0, seconds=6.0, repeats=1,
-)  # fmt: skip
+SMALL = Plan(TINY, "tiny-llama", "float32", ((64, 0.7, 8, 500), (24, 0.6, 4, 120)), (16, 512), _FEW)
 
 
 @dataclass(frozen=True)
@@ -209,10 +183,8 @@ def campaign(out: Path, device: str, plan: Plan, python: str, clock: Clock) -> i
 
     from lengthwise.schema.errors import LengthwiseError
 
-    setting, lengths = Setting("fifo", plan.seqs, plan.step_tokens), Lengths(plan.prompt, plan.output)
-    names = ("dtype", "max_model_len", "blocks", "profile_s", "static_s", "seconds", "repeats")
-    same = {name: getattr(plan, name) for name in names}
-    sizes = Sizes(plan.name, (), setting, lengths=lengths, least=16, left_s=clock.to_measure_s, **same)
+    same = {"dtype": plan.dtype, "lengths": Lengths(*plan.lengths), "left_s": clock.to_measure_s, **plan.sizes}
+    sizes = Sizes(plan.name, (), Setting("fifo", *plan.steps), least=16, **same)
     try:
         circle = Circle(out, out, sizes, plan.config, device=device, python=python)
         rows = circle.transformers(f"fidelity.gpu.{plan.name}")

@@ -31,6 +31,7 @@ from lengthwise.usecases import variants
 from lengthwise.usecases.kv import reuse
 from lengthwise.workload import find_sessions, read
 
+sys.path.append(str(ROOT / "tests" / "live"))  # which compares with vLLM's scheduler and SGLang's radix tree
 STEPS, WORLDS, REPLICAS, BEFORE = 100_000, 200, (1, 4, 16), "f72e731c"
 LRU_SHARES = {500: 0.042, 1000: 0.045, 2000: 0.055, 5000: 0.119}
 LRU_SHARES |= {10_000: 0.215, 20_000: 0.294, 50_000: 0.356, 10**9: 0.366}
@@ -52,8 +53,6 @@ PREFIX_LENGTHS, PREFIX_SHARE = (250, 0.6, 32, 800), 0.8
 def steps(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return how many steps of vLLM's own scheduler, stepped without a model, equal the engine's in random worlds."""
     import _vllm
-
-    sys.path.append(str(ROOT / "tests" / "live"))
     from test_live_prefix_steps import random_world, recorded, vllm_steps
 
     lines, worlds, preempted, hits = 0, 0, 0, 0
@@ -71,8 +70,6 @@ def steps(_shared: Path, quick: bool) -> dict[str, Any]:
 def radix(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return after how many random operations SGLang's own radix tree equals the simulator's."""
     import _vllm
-
-    sys.path.append(str(ROOT / "tests" / "live"))
     from test_live_radix_steps import compared_at_least
 
     return {"kv.radix_steps_equal": compared_at_least(1 if quick else STEPS, _vllm.require())}

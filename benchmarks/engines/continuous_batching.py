@@ -36,6 +36,9 @@ except ImportError:
 
 now = time.perf_counter
 WAIT_S = 60.0
+OPTIONS = {"device": "cpu", "dtype": "float32", "attention": "paged|sdpa,sdpa", "blocks": 512, "block-size": 32}
+OPTIONS |= {"batch-tokens": 512, "seqs": 32, "threads": 1}
+"""Kinds of attention are tried in their order."""
 
 
 def accepted(function, **words):
@@ -190,14 +193,8 @@ def metadata(given, engine):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--attention", default="paged|sdpa,sdpa", help="tried in this order")
-    parser.add_argument("--blocks", type=int, default=512)
-    parser.add_argument("--block-size", type=int, default=32)
-    parser.add_argument("--batch-tokens", type=int, default=512)
-    parser.add_argument("--seqs", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1)
+    for name, default in OPTIONS.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     given = parser.parse_args()
     end_with_parent()
     torch.set_num_threads(given.threads)

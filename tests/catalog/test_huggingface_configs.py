@@ -362,13 +362,16 @@ def test_all_missing_keys_are_reported_at_once_with_what_was_looked_for():
         ("num_key_value_heads", True, "a whole number"),
         ("head_dim", 128.5, "a whole number"),
         ("head_dim", float("nan"), "a whole number"),
-        ("vocab_size", -1, "a whole number"),
+        ("vocab_size", -1, "a whole number of at most 1,000,000,000"),
+        ("vocab_size", 1e30, "a whole number of at most 1,000,000,000"),
         ("mlp_only_layers", 3, "a list"),
     ],
 )
 def test_a_wrong_value_is_named_by_its_key(key, value, kind):
     config = config_of("qwen3-30b-a3b", **{key: value})
-    with pytest.raises(InputError, match=f"the config of odd: {key} must be {kind}; it is {value!r}"):
+    with pytest.raises(
+        InputError, match=f"the config of odd: {key} must be {kind}.*; it is {value!r}".replace("+", r"\+")
+    ):
         catalog.model_from_config(config, "odd")
 
 

@@ -18,7 +18,6 @@ FIDELITY = SHARED / "data" / "traces"
 WITHOUT_DATA = (
     "apps --only greedy",
     "cost",
-    "drift --only cost",
     "engines --only speed",
     "exegpt --only choices",
     "gateway --only rerank",
@@ -30,7 +29,6 @@ WITHOUT_DATA = (
     "start",
 )
 RECORDED = (
-    "drift --only recorded",
     "deployments --only brackets",
     "fidelity --only recorded",
     "gateway --only gain_emulated",

@@ -155,7 +155,7 @@ def test_a_prefix_router_keeps_shared_prompts_together_and_its_journal_answers_f
     found = routing_gain(trace, ["uncached_load", "round_robin"], draws=20)
     by_name = {one.name: one for one in found.routers}
     assert by_name["uncached_load"].cached_share > by_name["round_robin"].cached_share
-    assert "Not known:" in routing_text(found)
+    assert "Assumptions:" in routing_text(found)
 
 
 def usual_of(values):

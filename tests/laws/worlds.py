@@ -428,7 +428,8 @@ def speculation_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
         max_num_batched_tokens=seqs * (1 + chosen.num_speculative_tokens) + draw(st.sampled_from([0, 1, 30, 500])),
     )  # fmt: skip
     made = dataclasses.replace(
-        other.scheduler, victim="latest_admitted", batching="unified", memory="paged_by_chunk",
+        other.scheduler, victim="latest_admitted", batching="unified",
+        memory=draw(st.sampled_from(["paged_by_chunk", "paged_by_chunk", "paged"])),
         preemption_mode="recompute", preemption="never",
     )  # fmt: skip
     tables = dataclasses.replace(

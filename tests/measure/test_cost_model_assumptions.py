@@ -136,12 +136,12 @@ def test_gpus_run_the_simulated_number_of_requests(shared, number, known, sample
 
     run, root, rng = _recorded.RUNS[number], shared("data").parent, np.random.default_rng(0)
     folder = root / _recorded.ROOT / "measured_runs" / run.folder
-    r, deployment = _recorded.read_requests(folder), _recorded.deployment(root, run)
+    r, deployment = _recorded.read_run(root, run).workload, _recorded.deployment(root, run)
     head, *lines = (line.split(",") for line in _recorded.text(folder / "vllm" / "timeseries.csv").splitlines())
     real, errors = [int(line[head.index("running")]) for line in lines], []
     for draw in range(1 + DRAWS):
-        output = rng.choice(r.output, len(r.output)) if draw else r.output
-        steps = simulate(Workload(r.arrival_s, r.prompt, output), deployment).steps
+        output = rng.choice(r.output_tokens, len(r)) if draw else r.output_tokens
+        steps = simulate(Workload(r.arrival_s, r.prompt_tokens, output), deployment).steps
         at_s = np.arange(1.0, max(len(real), steps.end_s[-1]) + 1)
         errors.append(difference(real, np.append(running(steps), 0)[np.searchsorted(steps.end_s, at_s)]))
     assert errors[0] == near(known)

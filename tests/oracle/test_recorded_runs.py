@@ -60,11 +60,3 @@ def test_intervals_know_that_neighbours_wait_for_each_other(recorded):
 def test_the_other_simulators_errors_are_read_from_its_own_summary(shared, recorded):
     folder = shared("data/profiles/llmservingsim/measured_runs/RTXPRO6000/Qwen3-32B")
     assert recorded.summary(folder)["ttft"][0] == pytest.approx(37369.5 / 36905.2 - 1, abs=1e-4)
-
-
-def test_clocks_are_joined_by_the_shortest_hand_over(shared, recorded):
-    folder = shared("data/profiles/llmservingsim/measured_runs/RTX4090/Llama-3.1-8B")
-    requests = recorded.read_requests(folder)
-    assert (requests.queued_s - requests.arrival_s).min() == pytest.approx(0, abs=1e-6)
-    assert (requests.first_token_s > requests.arrival_s).all()
-    assert len(requests.prompt) == 300

@@ -70,7 +70,7 @@ def plan(name: str, bounds: tuple[float, float], *, tied: int = 2, sizes=TPS, ra
         axes={"deployment.gpu": tuple(GPUS), "deployment.tp": tuple(sizes), "scheduler.rank": tuple(ranks)},
         choices=tuple(choices),
         tied=tied if choices[0].status is Status.RANKED else 0,
-        cause=("It needs the fewest GPUs for a rate.", "srtf holds TTFT p90 <at> a higher load."),
+        reasons=("It needs the fewest GPUs for a rate.", "srtf holds TTFT p90 <at> a higher load."),
         frontiers={m: frontier(ran, m) for m in ("ttft.p90", "tbt.p99", "jct.mean")},
         shifts=tuple(s for limit in limits for s in shifts(ran, limits, limit)),
         excluded_groups=groups(choices),

@@ -199,10 +199,10 @@ def test_a_delay_in_front_of_the_engine_is_no_queue(summary) -> None:
     made = dataclasses.replace(summary, **times)
     assert "wait 125 ms on average before they are scheduled, 74 % of their TTFT" in what_binds(made).description
     described = what_binds(made, queued_for_s=0.125, front_s=(0.123, 0.49)).description
-    assert "It keeps up with the load: requests wait 2.00 ms on average, besides 123 ms in front" in described
-    # The table's queueing has both spans.
+    assert "It keeps up with the load: requests wait 2.00 ms on average, after 123 ms in front" in described
+    # The table's queueing is the sum of both.
     described = what_binds(made, queued_for_s=0.125, front_s=(0.003, 0.003)).description
-    both = "72 % of their TTFT, besides 3.00 ms in front of the engine (Queueing has both)."
+    both = "72 % of their TTFT, after 3.00 ms in front of the engine (Queueing is the sum)."
     assert f"wait 122 ms on average before they are scheduled, {both}" in described
 
 

@@ -148,8 +148,8 @@ def test_a_search_carries_it_everywhere_and_ranks_the_best_of_each_gpu() -> None
     assert any(trade.choice in names for trade in plan.frontiers[TTFT.metric])
     for trade in plan.frontiers[TTFT.metric]:
         assert trade.choice not in names or trade.latency.has_model_interval
-    assert "does not differ significantly" in plan.cause[0]
-    assert re.search(r"has \d+% \(\d+% to \d+%\) fewer requests per dollar", plan.cause[1]), plan.cause
+    assert "does not differ significantly" in plan.reasons[0]
+    assert re.search(r"has \d+% \(\d+% to \d+%\) fewer requests per dollar", plan.reasons[1]), plan.reasons
 
 
 @pytest.mark.slow

@@ -209,7 +209,7 @@ def test_without_a_feasible_choice_there_is_no_best():
     assert plan.best is None
     assert plan.effort.rejected == plan.effort.candidates
     assert plan.tied == 0
-    assert plan.cause == ()
+    assert plan.reasons == ()
     assert not any(plan.frontiers.values())
 
 

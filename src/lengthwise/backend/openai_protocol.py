@@ -222,7 +222,10 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def _text(choice: dict[str, Any]) -> tuple[str, bool]:
-    """Return a choice's text, and whether an empty text may be output. In chats it may not: a role comes first."""
+    """Return a choice's text, and whether an empty text may count as output.
+
+    In chats it does not, because the first chunk has a role and no text.
+    """
     if "delta" in choice:
         delta = choice["delta"] or {}
         parts = (delta.get(name) for name in ("reasoning_content", "reasoning", "content"))

@@ -96,7 +96,7 @@ def trtllm_options(deployment: Deployment, model: str | None = None) -> str:
 
 def _notes(d: Deployment) -> Iterator[str]:
     if d.parallel.dp > 1:
-        yield f"Ranks exchanged tokens by {d.parallel.all2all_backend}; TensorRT-LLM chooses how they do."
+        yield f"Simulated ranks exchange tokens by {d.parallel.all2all_backend}; TensorRT-LLM chooses its own method."
     if d.parallel.redundant_experts is not None:
         yield "EPLB placed the experts; the command leaves TensorRT-LLM's moe_config.load_balancer off."
     if d.scheduler.trtllm is None:

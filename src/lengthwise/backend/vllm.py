@@ -65,6 +65,8 @@ def vllm_launch(
     d, weights = deployment, launch.checkpoint(deployment, model, ONLINE)
     offloading = d.limits.kv_offloading
     environment, block = launch.environment_of(deployment, device, replica), _block_size(d, device)
+    # A block of states has more tokens than vLLM's --block-size; vLLM makes it larger itself.
+    num_gpu_blocks = d.kv.num_blocks * d.kv.block_size // max(block, d.kv.block_size) + NULL_BLOCKS
     if device == "cpu":
         cache_gib = math.ceil(d.kv.num_blocks * d.kv.kv_bytes_per_block / GIB)
         environment = {"VLLM_CPU_KVCACHE_SPACE": str(max(1, cache_gib))}
@@ -90,7 +92,7 @@ def vllm_launch(
         "--max-num-batched-tokens": launch.step_tokens(d),
         "--block-size": block,
         "--gpu-memory-utilization": f"{d.limits.gpu_memory_utilization:g}" if device == "cuda" else None,
-        "--num-gpu-blocks-override": _num_gpu_blocks(d, block) if launch.sets_kv_blocks(d) else None,
+        "--num-gpu-blocks-override": num_gpu_blocks if launch.sets_kv_blocks(d) else None,
         # vLLM cannot merge states with other layers into one group.
         "--disable-hybrid-kv-cache-manager": not d.scheduler.hybrid_kv_cache and d.model.attention.linear is None,
         "--watermark": f"{d.watermark:g}",
@@ -117,11 +119,6 @@ def _by_priority(d: Deployment) -> bool:
 def _block_size(d: Deployment, device: str) -> int:
     multiple = BLOCK_MULTIPLE[device]
     return -(-d.limits.block_size // multiple) * multiple
-
-
-def _num_gpu_blocks(d: Deployment, block_size: int) -> int:
-    # A block of states has more tokens than vLLM's --block-size; vLLM makes it larger itself.
-    return d.kv.num_blocks * d.kv.block_size // max(block_size, d.kv.block_size) + NULL_BLOCKS
 
 
 def _notes(d: Deployment, device: str) -> Iterator[str]:

@@ -89,10 +89,11 @@ class ConfigKeys:
             raise InputError(f"{self.where}: {key} must be a {kind}; it is {value!r}")
 
     def count(self, *names: str, default: int = 0) -> int:
-        """Return the value of ``find`` as a whole number of at least 0. Raises InputError for any other value."""
+        """Return the value of ``find`` as a whole number from 0 to 10^9. Raises InputError for any other value."""
         value = self.find(*names, default=default)
         is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        self._require(is_whole and not isinstance(value, bool) and value >= 0, names, "whole number", value)
+        is_valid = is_whole and not isinstance(value, bool) and 0 <= value <= _LARGEST_COUNT
+        self._require(is_valid, names, f"whole number of at most {_LARGEST_COUNT:,}", value)
         return int(value)
 
     def as_list(self, *names: str) -> list[Any]:
@@ -149,6 +150,7 @@ def _shapes_in(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 _LONGEST_VALUE = 40
+_LARGEST_COUNT = 10**9
 
 
 _BY_NAME = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4", "nvfp4": "fp4"}

@@ -35,7 +35,7 @@ def run(
     *,
     out: Annotated[Path, Option(metavar="FILE.npz", help="File of the cost tables.")],
     holdout: Annotated[
-        list[Path] | None, Option(metavar="RUN", help="Report errors on this run, which is not fitted to; repeatable.")
+        list[Path] | None, Option(metavar="RUN", help="Report errors on this run, and do not fit it; repeatable.")
     ] = None,
     share: Annotated[float, Option(min=0.01, max=0.95, help="Without --holdout: share that is held out.")] = 0.3,
     iterations: Annotated[

@@ -147,10 +147,6 @@ def _degrees(p: Parallelism) -> str:
     return f"tp {p.tp}, pp {p.pp}, {experts}replicas {p.replicas}"
 
 
-def _side(side: Deployment) -> str:
-    return f"{_degrees(side.parallel)}, on {side.hardware}"
-
-
 def _source(side: Deployment) -> str:
     source = side.cost.evidence.source
     return source if source.startswith("roofline") else f"{source}; the operators below are the roofline's"
@@ -164,8 +160,9 @@ def show(variant: Variant, found: Explanation) -> None:
     rows = [("parallelism", _degrees(d.parallel))]
     if sides is not None and d.decode is not None:
         transfer = f"{duration(sides.transfer_s)} for a mean prompt"
+        named = zip(("prefill", "decode"), d.sides, strict=True)
         rows = [
-            *((f"{name} side", _side(side)) for name, side in zip(("prefill", "decode"), d.sides, strict=True)),
+            *((f"{name} side", f"{_degrees(side.parallel)}, on {side.hardware}") for name, side in named),
             ("KV transfer", transfer + _transfer_rules(d.decode.kv_transfer)),
             ("prefilled by decode side", _local_prefill(d.decode)),
         ]

@@ -22,7 +22,7 @@ def run(
     *,
     set_: Annotated[list[str] | None, options.setting("lab.seeds=10")] = None,
     cost: CostSource = None,
-    seeds: Annotated[int | None, Option(min=1, help="Independent repetitions of each cell: 5.")] = None,
+    seeds: Annotated[int | None, Option(min=1, help="Independent repetitions of each cell; default: 5.")] = None,
     jobs: Jobs = None,
     report: HtmlReport = None,
     json: JsonFile = None,

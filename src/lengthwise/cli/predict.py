@@ -266,7 +266,7 @@ def _show_prediction(predictor: Any, prompt: str, model: str | None, tokens_so_f
         ],
     )
     if is_mathematics(prompt):
-        typer.echo("note: a mathematical prompt; without such training data, a predictor hardly orders such prompts")
+        typer.echo("note: this prompt is mathematical; predictors order such prompts badly without such training data")
     tokens = {level: float(predicted.quantile(level)[0]) for level in (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)}
     width = 32 / max(tokens.values())
     rows = [[f"{100 * level:g} %", f"{t:,.0f}", "█" * max(1, round(width * t))] for level, t in tokens.items()]

@@ -30,7 +30,9 @@ def run(
     scenario_file: ScenarioFile,
     *,
     latency_bound: LatencyBound = None,
-    bound_for: Annotated[str | None, Option(metavar="QUANTILE", help="Outputs that the bound is for: p99.")] = None,
+    bound_for: Annotated[
+        str | None, Option(metavar="QUANTILE", help="Quantile of output lengths that the bound is for; default: p99.")
+    ] = None,
     gpus: Annotated[int | None, Option(min=1, help="GPUs; default: those of the scenario.")] = None,
     strategy: Annotated[str | None, Option(metavar="NAMES", help="Strategies to try: rra,waa-c,waa-m.")] = None,
     baselines: Annotated[
@@ -144,7 +146,7 @@ def show(plan: SchedulePlan, scenario: Scenario, seconds: float) -> None:
     loading = plan.redeploy
     out.print(
         f"Reload: re-planning moves weights, {loading.dram_s:.2g} s from host memory, {loading.ssd_s:.2g} s from "
-        f"drives ({loading.source}). Margin: how much tighter the bound must have been. "
-        f"Planned in {duration(seconds)}; the search took {duration(plan.search.seconds)} of it.",
+        f"drives ({loading.source}). Margin: how much tighter the planned bound must be to "
+        f"hold after the drift. Planned in {duration(seconds)}; the search took {duration(plan.search.seconds)} of it.",
         style="dim",
     )

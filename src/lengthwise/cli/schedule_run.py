@@ -37,7 +37,7 @@ def run(
     schedule: Annotated[
         Path | None, Option(metavar="PLAN.json", help="Output of schedule --json; default: plan now.")
     ] = None,
-    requests: Annotated[int | None, Option(min=1, help="Default: the scenario's, or enough to count.")] = None,
+    requests: Annotated[int | None, Option(min=1, help="Default: the scenario's, or enough to measure.")] = None,
     concurrency: Annotated[int | None, Option(min=1, help="Requests at a time; default: a full queue.")] = None,
     request_rate: Annotated[float | None, Option(help="Requests a second, Poisson: the queue may run empty.")] = None,
     threshold: Threshold = None,
@@ -52,13 +52,15 @@ def run(
         Option(
             "--false-positive-rate",
             metavar="SHARE",
-            help="With --adapt: probability of any alarm if lengths stay; 0.01.",
+            help="With --adapt: probability of any alarm if lengths stay; default: 0.01.",
         ),
     ] = None,
     storage: Annotated[
-        str | None, Option(metavar="PLACE", help="With --adapt: where weights load from: dram or ssd.")
+        str | None, Option(metavar="PLACE", help="With --adapt: where weights load from, dram (default) or ssd.")
     ] = None,
-    horizon: Annotated[str | None, Option(metavar="TIME", help="With --adapt: how long new lengths last; 1h.")] = None,
+    horizon: Annotated[
+        str | None, Option(metavar="TIME", help="With --adapt: how long new lengths last; default: 1h.")
+    ] = None,
     admin_port: Annotated[int | None, Option(min=0, max=65535, help="Port of metrics and admin page.")] = None,
     api_key: ApiKey = None,
     out: Annotated[Path | None, Option(metavar="DIR", help="Write records, phases and outcome here.")] = None,
@@ -209,8 +211,9 @@ def _followed_text(done: ScheduleRun) -> list[str]:
         return []
     monitored = f"Lengths of {followed.observed:,} requests were monitored"
     if not done.replans:
-        alarm = f" {1 / followed.false_positive_rate:,.0f}" if math.isfinite(followed.false_positive_rate) else ""
-        return [f"{monitored}: no drift detected; evidence {followed.evidence:.3g}, of{alarm} for an alarm."]
+        rate = followed.false_positive_rate
+        alarm = f" (evidence {followed.evidence:.3g}; an alarm needs {1 / rate:,.0f})" if math.isfinite(rate) else ""
+        return [f"{monitored}: no drift detected{alarm}."]
     final = f"{monitored}. Below is the outcome of {done.planned.row.words}, the last schedule, since it was planned."
     return [*(line for _, event in done.replans for line in event.message), final]
 

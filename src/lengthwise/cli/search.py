@@ -44,7 +44,7 @@ def run(
     limit: Limits = None,
     set_: Annotated[list[str] | None, options.setting("search.max_gpus=8")] = None,
     cost: CostSource = None,
-    top: Annotated[int | None, Option(min=1, help="Configurations to rank exactly: 10.")] = None,
+    top: Annotated[int | None, Option(min=1, help="Configurations to rank exactly; default: 10.")] = None,
     jobs: Jobs = None,
     processes: Annotated[bool, Option("--processes", help="Use processes: faster from about 8 CPUs on.")] = False,
     ray: Annotated[str | None, Option(metavar="ADDRESS", help="Evaluate on a Ray cluster; local: start one.")] = None,

@@ -54,10 +54,12 @@ def run(
         str | None,
         Option(metavar="MODE", help="observe, fcfs, srtf, isrtf, windowed, bins, rra, engine-priority, engine-plugin."),
     ] = None,
-    host: Annotated[str | None, Option(metavar="ADDRESS", help="Address: 127.0.0.1; 0.0.0.0: all networks.")] = None,
-    port: Annotated[int | None, Option(min=0, max=65535, help="Port of clients: 8000.")] = None,
+    host: Annotated[
+        str | None, Option(metavar="ADDRESS", help="Address, default 127.0.0.1; 0.0.0.0: all networks.")
+    ] = None,
+    port: Annotated[int | None, Option(min=0, max=65535, help="Port of clients; default: 8000.")] = None,
     admin_port: Annotated[
-        str | None, Option(metavar="PORT", help="Port of metrics and admin page: 8001; none: no such port.")
+        str | None, Option(metavar="PORT", help="Port of metrics and admin page, default 8001; none: no such port.")
     ] = None,
     set_: Annotated[list[str] | None, options.setting("order.max_wait_s=30")] = None,
     journal: Annotated[Path | None, Option(metavar="FILE", help="Write a line per request; no prompts.")] = None,

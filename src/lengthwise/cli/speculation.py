@@ -30,10 +30,10 @@ def run(
         str | None, Option(metavar="K,K,...", help="Numbers of proposed tokens; default: up to the scenario's.")
     ] = None,
     loads: Annotated[
-        str | None, Option(metavar="SHARE,...", help="Shares of the capacity without speculation: 0.1,0.5,0.9.")
+        str | None, Option(metavar="SHARE,...", help="Shares of the capacity without speculation, such as 0.1,0.5,0.9.")
     ] = None,
-    requests: Annotated[int | None, Option(min=100, help="Requests of a run: 2000.")] = None,
-    seeds: Annotated[int | None, Option(min=2, help="Independent repetitions: 5.")] = None,
+    requests: Annotated[int | None, Option(min=100, help="Requests of a run; default: 2000.")] = None,
+    seeds: Annotated[int | None, Option(min=2, help="Independent repetitions; default: 5.")] = None,
     jobs: Jobs = None,
     report: HtmlReport = None,
     json: JsonFile = None,

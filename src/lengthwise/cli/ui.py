@@ -14,7 +14,7 @@ Examples:
 
 
 def run(
-    host: Annotated[str, Option(help="Address. One that others reach needs the token that is printed.")] = "127.0.0.1",
+    host: Annotated[str, Option(help="Address. One that other machines reach needs the printed token.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0: a free one.")] = 8130,
 ) -> None:
     """Open a planner in the browser: plan a deployment, search for GPUs, compare schedulers."""

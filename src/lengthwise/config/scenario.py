@@ -470,11 +470,13 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
 
 
 def _sets(own: Any, over: Any) -> bool:
+    """Return whether a variant's own settings include a key that ``over`` sets, too."""
     tables = isinstance(own, dict) and isinstance(over, dict)
     return any(_sets(own[key], over[key]) for key in own.keys() & over) if tables else True
 
 
 def _canonical_path(table: Any, keys: Sequence[str]) -> KeyPath:
+    """Return the path ``keys`` of an assignment with keys instead of aliases, as they are in its ``table``."""
     path: list[str] = []
     while len(path) < len(keys) and isinstance(table, dict) and table:
         key = next(iter(table))

@@ -3,8 +3,8 @@
 The popularity of a layer's experts is a draw from a Dirichlet distribution with ``CONCENTRATION`` for each expert. A
 token draws k experts without replacement; expert e is among them with probability q_e. Of T tokens, a GPU with the
 experts G receives rows with mean T sum(q_e) and variance T sum(q_e (1 - q_e)), and its tokens hit
-sum(1 - (1 - q_e)^T) of its experts. The tables hold the means over ``LAYERS`` layers of the largest number over all
-GPUs, where rows and hit experts are normal. Layers and normal values are drawn once, with a fixed seed.
+sum(1 - (1 - q_e)^T) of its experts; both numbers are taken as normal. The tables hold the largest number of all GPUs,
+averaged over ``LAYERS`` layers. Layers and normal values are drawn once, with a fixed seed.
 """
 
 from __future__ import annotations

@@ -329,7 +329,7 @@ def _exchange_bytes(shard: Shard, limits: EngineLimits) -> float:
     if parallel.all2all_backend == "deepep_high_throughput":
         return DEEPEP_BUFFER_BYTES
     if parallel.all2all_backend == "deepep_low_latency":
-        # Two sets of buffers to send and to receive, for all experts and each for the most tokens of one rank: DeepEP
+        # Two sets of buffers to send and to receive, for all experts and each for the token budget of one rank: DeepEP
         # allocates 2,116 MB for 288 experts, 128 tokens and a hidden size of 7,168.
         slots = shard.model.ffn.experts + (parallel.redundant_experts or 0)
         return DEEPEP_BUFFER_BYTES + 4 * slots * limits.max_num_batched_tokens * hidden * 2.0

@@ -48,12 +48,12 @@ class StreamCurve:
 
 @dataclass(frozen=True)
 class PrefillCurve:
-    """Constants of FlashAttention: a thread block reads the keys of its queries one by one, in ``serial_s`` each."""
+    """Constants of FlashAttention, which computes tiles of queries."""
 
-    efficiency: float = 0.54
-    pad_tokens: float = 190
+    efficiency: float = 0.54  # share of peak FLOP/s for long prompts
+    pad_tokens: float = 190  # queries of padding
     latency_s: float = 12e-6
-    serial_s: float = 2e-8
+    serial_s: float = 2e-8  # per key: a thread block reads the keys of its queries one by one
     memory_efficiency: float = 0.8
 
 

@@ -49,8 +49,9 @@ def fit_curve(x: Floats, y: Floats) -> Curve:
 class Surface:
     """A surface that does not fall in rows or columns, linear between its points and constant before the first.
 
-    After the last column it continues linearly. After the last row it grows with the row. If ``quadratic``, the first
-    column grows with the row's square: a chunk of c tokens after k cached tokens has c (k + c / 2) pairs.
+    After the last column it continues linearly, after the last row in proportion to the row. If ``quadratic``, the
+    values of the first column continue with the row's square, as prefill attention does: a chunk of c tokens (row)
+    after k cached tokens (column) has c (k + c / 2) pairs of a query and a key.
     """
 
     rows: Floats

@@ -108,7 +108,8 @@ def with_front_error(errors: tuple[PartError, ...], front: Front) -> tuple[PartE
 
 def slow_front_log_sd(front: Front, slow_s: float) -> float | None:
     """Return the log-normal spread with which one request in twenty waits ``slow_s`` longer; None without a delay."""
-    return round(math.log1p(slow_s / front.request_s) / _P90, 3) if front.request_s else None
+    one_in_twenty = _P90  # the 90th percentile of the absolute value is the 95th of the signed one
+    return round(math.log1p(slow_s / front.request_s) / one_in_twenty, 3) if front.request_s else None
 
 
 HOST_STEP_S, HOST_SEQUENCE_S = 126e-6, 4.4e-6

@@ -116,9 +116,10 @@ def free_skipped(S, r, g):
 
 @jit
 def frees_contents(S, r, g, steps):
-    """Return whether members free blocks that may have contents when the group has made so many steps.
+    """Return whether members free blocks that may have contents when the group has made ``steps`` steps.
 
-    States of outputs have none. But their order matters if the members that take blocks evict contents.
+    States of outputs have no contents. But the order in which members free and take their blocks matters if taking
+    them evicts contents.
     """
     params, phase = S.params[0], steps % S.params[0].block_size
     caches = params.hybrid == 1 and params.prefix_caching == 1

@@ -749,7 +749,8 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
         free_blocks = rep.free_blocks + shared
         return _blocks_in_groups(S, q.context, chunk, free_blocks, S.running[r], w.found_length, w.found_skipped)
     peak = _peak_tokens(S, r, slot) if params.needs_peak == 1 else 0
-    chunk = slots_end(S, chunk)
+    if q.transfer_blocks == 0:  # No step computes yet what a KV transfer brings.
+        chunk = slots_end(S, chunk)
     free_blocks = rep.free_blocks + shared + q.blocks
     blocks = memory(
         max(q.context, chunk), chunk, predicted_total(S, q.index, q.generated), params.max_model_len, params.block_size,

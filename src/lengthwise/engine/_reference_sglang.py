@@ -150,9 +150,8 @@ class _PrefillPass:
     def admit(self, q: Request) -> bool | None:
         """Add a waiting request or its first chunk. Return None if memory is short, False if another budget is.
 
-        Only the tokens after its cached prefix, the first ``rules.kv_tokens`` tokens, count.
-
-        Memory reserved by predicted length is such a budget. It takes the place of SGLang's reservation by limits.
+        Only the tokens after its cached prefix, the first ``rules.kv_tokens`` tokens, count. With memory reserved by
+        predicted length, that reservation is the other budget, and replaces SGLang's reservation by limits.
         """
         if admissible := self.replica.admissible:
             chunked = [self.replica.chunked] if self.replica.chunked else []
@@ -214,13 +213,6 @@ class SglangReplica:
     therefore also decodes sequences that the step in flight ends, except those that end by ``max_tokens``; these
     decodes are lost, and so is the last token of a retracted request. The caller sets ``rules.kv_tokens`` of an ended
     request to 0.
-
-    Attributes:
-        waiting: The queue, in the order of entry. A request with a smaller ``wait.key`` is admitted first.
-        running: Sequences that decode, in the order in which their prefills have ended.
-        is_full: Whether an admission has failed since the last request left ``running``. Then no other is tried.
-        chunked: The request whose prompt is half-computed, or None.
-        cache_chunk: With overlap, inserts what ``chunked`` has computed into the tree, before the next step is formed.
     """
 
     def __init__(
@@ -242,14 +234,15 @@ class SglangReplica:
         request's full pages. ``shuffle_key`` gives the policy "random" its keys in a pass, by the pass's number.
         """
         self.limits, self.ratio = limits, NewTokenRatio(limits.schedule_conservativeness)
-        self.pool, self.waiting = pool, waiting
+        self.pool, self.waiting = pool, waiting  # in the order of entry; the smallest ``wait.key`` is admitted first
         self._update_keys, self._preempt, self.admissible = update_keys, preempt, admissible
         self.nodes_of, self._shuffle_key = nodes_of, shuffle_key
+        # With overlap: inserts what ``chunked`` has computed into the tree, before the next step is formed.
         self.cache_chunk: Callable[[Request], None] | None = None
         self._passes = self._refreshes = 0
-        self.running: list[Request] = []
-        self.is_full = False
-        self.chunked: Request | None = None
+        self.running: list[Request] = []  # sequences that decode, in the order in which their prefills have ended
+        self.is_full = False  # an admission has failed since a request last left ``running``: no other is tried
+        self.chunked: Request | None = None  # its prompt is half-computed
         self._last: Step | None = None
         self._pending: Step | None = None  # formed, and not ended
 

@@ -20,21 +20,13 @@ from lengthwise.schema.deployment import KvGroups
 
 @dataclass
 class Wait:
-    """Position of a request in a queue, and the time that it has waited.
+    """Position of a request in a queue, and the time that it has waited."""
 
-    Attributes:
-        since_s: Start of the current wait, or None while the request is resident.
-        before_s: Seconds of the earlier waits.
-        key: Key from the last ranking. The smallest key is admitted first.
-        bin_batch: Number of the batch that its bin became, or 0 without bins.
-        last_preemption: Number of its last preemption among all preemptions, or 0.
-    """
-
-    since_s: float | None
-    before_s: float = 0.0
-    key: float = 0.0
-    bin_batch: int = 0
-    last_preemption: int = 0
+    since_s: float | None  # start of the current wait; None while the request is resident
+    before_s: float = 0.0  # seconds of the earlier waits
+    key: float = 0.0  # from the last ranking; the smallest key is admitted first
+    bin_batch: int = 0  # number of the batch that its bin became; 0 without bins
+    last_preemption: int = 0  # number of its last preemption among all preemptions; 0: none
 
     def total_s(self, now_s: float) -> float:
         return self.before_s + (0.0 if self.since_s is None else now_s - self.since_s)
@@ -70,21 +62,16 @@ class BlockPool:
 
     A free block with content is evicted only when no empty block is free, the least recently used first. Blocks of one
     request are freed last block first, so that a prefix loses its end first.
-
-    Attributes:
-        caches_when: Events at which a request's full blocks get their contents: a step that computes them is formed, or
-            the request frees them (blocks of its output, which no request looks up earlier).
-        free: Number of blocks that no request uses, with and without content.
-        copies: Cached blocks of each node, the oldest first. A lookup finds the oldest.
-        evictable: Cached blocks that no request uses, the least recently used first.
     """
 
+    # Events at which a request's full blocks get their contents: a step that computes them is formed, or the request
+    # frees them (blocks of its output, which no request looks up earlier).
     caches_when = frozenset({"scheduled", "preempted", "ended"})
 
     def __init__(self, blocks: int) -> None:
-        self.free = blocks
-        self.copies: dict[int, list[CachedBlock]] = {}
-        self.evictable: dict[CachedBlock, None] = {}
+        self.free = blocks  # that no request uses, with and without content
+        self.copies: dict[int, list[CachedBlock]] = {}  # cached blocks by node, the oldest, which a lookup finds, first
+        self.evictable: dict[CachedBlock, None] = {}  # cached blocks that no request uses, least recently used first
 
     def take(self, blocks: int) -> None:
         """Take blocks without content."""
@@ -322,18 +309,14 @@ class RadixCache:
     The tree has each page once. Pages that a request has computed enter it when a step with a part of the request's
     prompt ends, and when the request ends. Preemption inserts nothing, so the decoded tokens of a preempted request do
     not enter. Only leaves that no request uses are evicted, a complete segment at a time.
-
-    Attributes:
-        caches_when: Events at which a request's full pages are inserted.
-        free: Number of pages that no request uses, in the tree or not.
-        evictable: Number of pages of the tree that no request uses.
-        clock: Number of uses so far, the time of ``RadixSegment.used``.
     """
 
-    caches_when = frozenset({"computed", "ended"})
+    caches_when = frozenset({"computed", "ended"})  # events at which a request's full pages are inserted
 
     def __init__(self, pages: int, eviction_policy: str) -> None:
-        self.free, self.evictable, self.clock = pages, 0, 0
+        self.free = pages  # that no request uses, in the tree or not
+        self.evictable = 0  # pages of the tree that no request uses
+        self.clock = 0  # number of uses so far, the time of ``RadixSegment.used``
         self.root = RadixSegment([], None, 0, 0)
         self._order = RADIX_ORDERS[eviction_policy]
 
@@ -624,30 +607,20 @@ class Tier:
 class Offload:
     """Blocks that a request has stored in and loaded from the ``Tier`` of ``replica``. Block 0 is the request's first.
 
-    Attributes:
-        replica: Number of the replica, or -1 at first.
-        stored: How many of its first blocks the request has stored or found stored.
-        used: Blocks that count as used when the request ends: those that it reads from storage or loads, and those that
-            it stores or finds stored.
-        read: Blocks that the request has read from storage.
-        num_reads: Number of reads from storage that the request has started.
-        load_range: (first block, end) of the request's load, or None if it has no load.
-        end_s: When the load ends, or infinity.
-        is_loaded: Whether the load has ended.
-        is_cached: Whether other requests can find the loaded blocks in the GPU pool.
-        tokens: How many of its first tokens are in blocks that may be stored when the request ends.
+    ``used`` blocks count as used when the request ends: those that it reads from storage or loads, and those that it
+    stores or finds stored.
     """
 
-    replica: int = -1
-    stored: int = 0
+    replica: int = -1  # number of the replica; -1 at first
+    stored: int = 0  # first blocks of the request that it has stored or found stored
     used: set[int] = field(default_factory=set)
-    read: set[int] = field(default_factory=set)
-    num_reads: int = 0
-    load_range: tuple[int, int] | None = None
-    end_s: float = math.inf
-    is_loaded: bool = False
-    is_cached: bool = False
-    tokens: int = 0
+    read: set[int] = field(default_factory=set)  # blocks that the request has read from storage
+    num_reads: int = 0  # reads from storage that the request has started
+    load_range: tuple[int, int] | None = None  # (first block, end) of the request's load; None: it has none
+    end_s: float = math.inf  # when the load ends
+    is_loaded: bool = False  # the load has ended
+    is_cached: bool = False  # other requests can find the loaded blocks in the GPU pool
+    tokens: int = 0  # first tokens of the request that are in blocks that may be stored when it ends
 
     def move_to(self, replica: int) -> None:
         """Forget all blocks if the request is on another replica than before."""
@@ -747,7 +720,8 @@ class LastStep:
     The sequence number breaks ties between victims. With speculation, the request's next step verifies ``drafts``
     proposed tokens and gives it ``emits`` tokens, ``hit`` is whether its last step for which tokens were to be proposed
     accepted any (None: it had none), and ``next_hit`` the same after the next step. The last step accepted ``unhashed``
-    tokens, which give no block a content before the next step.
+    tokens, which give no block a content before the next step. Since then a KV transfer may have brought the request
+    (``is_received``): its drafter has seen no hidden state, so that it proposes no tokens for the next step.
     """
 
     token_s: float | None = None
@@ -757,6 +731,7 @@ class LastStep:
     hit: bool | None = None
     next_hit: bool | None = None
     unhashed: int = 0
+    is_received: bool = False
 
 
 @dataclass
@@ -819,37 +794,26 @@ class Request:
 
 @dataclass(eq=False)
 class Step:
-    """A step that is being formed or is in flight.
-
-    Attributes:
-        prompts: (request, tokens of its prompt that the step computes).
-        paused: Residents that decode, but get no token from this step, because it computes prompts (PAUSE_DECODES).
-        deferred: Requests that are out of the queue while the step is formed, because their chunks are in transfer.
-        emitting: Under asynchronous scheduling, requests that get a token when the step ends (by SGLang's rules, only
-            those whose prompt it completes).
-        finishing: Those of ``emitting`` for which it is the last token.
-        is_served: Whether vLLM's priority has served the residents one by one, because blocks were short.
-        busy_s: Seconds by which the step extends the time in which the replica is busy.
-        swap_s: Seconds in which the step moves KV cache between GPU and host memory.
-        preempted_for_blocks: Whether a resident was preempted for lack of blocks.
-        flags: Flags of the batching policy's plan (``policy.contracts``).
-        max_chunk: Maximum prompt tokens of one request (vLLM's ``long_prefill_token_threshold``).
-    """
+    """A step that is being formed or is in flight."""
 
     start_s: float
     end_s: float = 0.0
     decodes: list[Request] = field(default_factory=list)
-    prompts: list[tuple[Request, int]] = field(default_factory=list)
+    prompts: list[tuple[Request, int]] = field(default_factory=list)  # (request, prompt tokens that the step computes)
+    # Residents that decode, but get no token from this step, because it computes prompts (PAUSE_DECODES).
     paused: list[Request] = field(default_factory=list)
+    # Requests that are out of the queue while the step is formed, because their chunks are in transfer.
     deferred: list[Request] = field(default_factory=list)
+    # Under asynchronous scheduling: requests that get a token when the step ends (by SGLang's rules, only those whose
+    # prompt it completes), and those of them for which it is the last token.
     emitting: list[Request] = field(default_factory=list)
     finishing: list[Request] = field(default_factory=list)
-    is_served: bool = False
-    busy_s: float = 0.0
-    swap_s: float = 0.0
-    preempted_for_blocks: bool = False
-    flags: int = 0
-    max_chunk: float = math.inf
+    is_served: bool = False  # vLLM's priority has served the residents one by one, because blocks were short
+    busy_s: float = 0.0  # seconds by which the step extends the time in which the replica is busy
+    swap_s: float = 0.0  # seconds in which the step moves KV cache between GPU and host memory
+    preempted_for_blocks: bool = False  # a resident was preempted for lack of blocks
+    flags: int = 0  # of the batching policy's plan (``policy.contracts``)
+    max_chunk: float = math.inf  # prompt tokens of one request (vLLM's ``long_prefill_token_threshold``)
 
     @property
     def seqs(self) -> int:
@@ -888,33 +852,10 @@ class Queue:
 
 
 class Replica:
-    """A replica, or one of its data-parallel ranks, with requests, steps in the pipeline, and totals.
-
-    Attributes:
-        s: Setup of the replica's side (prefill or decode).
-        idle: Residents that are in no step. Under asynchronous scheduling, also those in a step in flight.
-        flights: Steps in the pipeline, the oldest first.
-        round_steps: The marked step, whose end ends a round, and the steps started after it (``Reference._launch``).
-        incoming: Requests in transfer to this replica, with the time at which each transfer ends.
-        loading: Requests with a load from ``tier``, until they join a step after its end. They are not residents.
-        pending_stores: Requests that have ended or moved to a decode replica, whose last blocks are not stored yet.
-        sglang: The ``SglangReplica`` that forms the steps, or None.
-        trtllm: The ``TrtllmReplica`` that forms the steps, or None.
-        pending: Whether the replica is to be scheduled at this instant.
-        host_free_s: When the host is free to form another step.
-        overlaps: Whether SGLang's rules form each step before the one before it ends.
-        wake_s: When the host becomes free for a step that had to wait for it, or infinity.
-        is_blocked: Whether the replica forms no step before the oldest step in flight ends: the last one was empty.
-        gate: The admission test of memory reserved by predicted length, or None.
-        drafts: How many tokens the drafter has proposed for each sequence of the next step.
-        preempted_tokens: Computed tokens of the requests preempted for lack of memory since the last step.
-        totals: Sums over the replica's steps, a record of ``kernel_layout.replica_t``.
-        stage_free_s: When each pipeline stage ends its last step.
-        ranks: All data-parallel ranks of the replica, which have the same number of steps in flight.
-    """
+    """A replica, or one of its data-parallel ranks, with requests, steps in the pipeline, and totals."""
 
     def __init__(self, setup: Setup, number: int, queue: Queue, histogram: Any, storage: ChunkPool) -> None:
-        self.s, self.number, self.queue = setup, number, queue
+        self.s, self.number, self.queue = setup, number, queue  # the setup is that of the replica's side
         blocks, limits = setup.params.total_blocks, setup.deployment.limits
         is_radix = limits.enable_prefix_caching and limits.prefix_cache == "sglang"
         self.pool: Any = RadixCache(blocks, limits.radix_eviction_policy) if is_radix else BlockPool(blocks)
@@ -922,31 +863,37 @@ class Replica:
             self.pool = GroupPool(blocks, groups)
         hide_host = setup.params.hide_host
         self.cost = CostReader(setup.deployment.cost, by_stage=setup.first_replica > 0, hide_host=hide_host)
-        self.idle: list[Request] = []
-        self.flights: list[Step] = []
-        self.incoming: dict[Request, float] = {}
+        self.idle: list[Request] = []  # residents in no step; under asynchronous scheduling, also those in flight
+        self.flights: list[Step] = []  # steps in the pipeline, the oldest first
+        self.incoming: dict[Request, float] = {}  # requests in transfer to this replica, and when each transfer ends
+        # Requests with a load from ``tier``, until they join a step after its end. They are not residents.
         self.loading: dict[Request, Offload] = {}
+        # Requests that have ended or moved to a decode replica, whose last blocks are not stored yet.
         self.pending_stores: list[Request] = []
         self.tier = Tier(setup.params, storage)
-        self.sglang: Any = None
-        self.trtllm: Any = None
-        self.overlaps = setup.params.sglang and setup.params.async_scheduling
+        self.sglang: Any = None  # the ``SglangReplica`` that forms the steps
+        self.trtllm: Any = None  # the ``TrtllmReplica`` that forms the steps
+        self.overlaps = setup.params.sglang and setup.params.async_scheduling  # forms a step before the last one ends
         share = setup.params.max_recompute_share
-        self.gate = MemoryGate(share, setup.needs) if setup.params.reserve else None
+        self.gate = MemoryGate(share, setup.needs) if setup.params.reserve else None  # reserves by predicted length
+        # The marked step, whose end ends a round, and the steps started after it (``Reference._launch``).
         self.round_steps: list[Step] = []
-        self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = self.preempted_tokens = 0
+        self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
+        self.preempted_tokens = 0  # computed tokens of requests preempted for lack of memory since the last step
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
-        self.pending = self.check_preemption = self.is_blocked = False
-        self.host_free_s, self.wake_s = 0.0, math.inf
-        self.drafts = 0
+        self.pending = self.check_preemption = False  # ``pending``: the replica is to be scheduled at this instant
+        self.is_blocked = False  # forms no step before the oldest in flight ends, because the last one was empty
+        self.host_free_s = 0.0  # when the host is free to form another step
+        self.wake_s = math.inf  # when the host becomes free for a step that had to wait for it
+        self.drafts = 0  # tokens that the drafter has proposed for each sequence of the next step
         self.sends_until_s = self.receives_until_s = 0.0
-        self.totals = setup.blank_replicas()[0]
+        self.totals = setup.blank_replicas()[0]  # sums over the replica's steps
         self.series = np.zeros((setup.params.series_bins, len(SERIES_COLUMNS)))
         self.steps: list[tuple[Any, ...]] = []
         self.gaps: list[tuple[int, float]] = []
         self._histogram = histogram
-        self.stage_free_s = [0.0] * setup.params.pp
-        self.ranks = [self]
+        self.stage_free_s = [0.0] * setup.params.pp  # when each pipeline stage ends its last step
+        self.ranks = [self]  # data-parallel ranks of the replica, which have equally many steps in flight
 
     @property
     def running(self) -> list[Request]:

@@ -262,7 +262,7 @@ class ContinuousBatch:
         while position < len(candidates):
             q = candidates[position]
             position += 1
-            if not q.decoding or (self._context(q) - 1) % self.limits.block_size:
+            if not q.decoding or (q.context + self.steps - q.joined_step - 1) % self.limits.block_size:
                 continue
             while self.free_blocks - granted < 1 and len(candidates) >= position:
                 self._preempt(candidates.pop())
@@ -366,9 +366,6 @@ class ContinuousBatch:
     def _is_end(self, last_step: int, _: int, q: BatchSequence) -> bool:
         """Return whether an entry of ``_ends`` is valid. It is not if the sequence was preempted since."""
         return q.decoding and q.last_step == last_step
-
-    def _context(self, q: BatchSequence) -> int:
-        return q.context + self.steps - q.joined_step
 
     def _update_generated(self, q: BatchSequence) -> None:
         q.generated += self.steps - q.joined_step

@@ -62,12 +62,12 @@ from a step to the idle residents. Return numbers break ties of victims. If ``in
 ``block_needs`` count the request's next block.
 In every local group of layers (``schema.deployment.KvGroups``) the request has freed its first ``skipped`` blocks. At
 ``next_free_step`` its window leaves a block, and then at every multiple of the block size; the group's ``block_frees``
-count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` blocks besides. Where full attention had a longer
-cached prefix of it than the windows, that ends at ``boundary``, in blocks (else 0).
+count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` further blocks. If full attention had a longer
+cached prefix of the request than the windows had, ``boundary`` is the length of that prefix in blocks, and else 0.
 With speculation, its next step verifies ``drafts`` proposed tokens and gives it ``emits`` tokens, and ``hit`` is 1 if
 its last step for which tokens were to be proposed accepted any, 0 if none, and -1 before the first; ``next_hit`` is the
 value after the next step (``_kernel_speculation``). Its last step accepted ``unhashed`` tokens, which give no block a
-content before the next step.
+content before the next step; -1: a KV transfer ended since, so that no tokens are proposed for its next step.
 ``queued_at_s`` is the start of the current wait, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the
 number of the batch that the request's bin became.
 
@@ -128,8 +128,8 @@ if an event at that time is pending."""
 cached_t = np.dtype(
     [("node", "i8")] + [(name, "i4") for name in ("holders", "next", "previous", "next_copy")], align=True
 )
-"""A block with a content, which ``holders`` requests use. ``next`` and ``previous`` link the blocks that none uses, the
-least recently used first; ``next_copy`` links the blocks with the same content, the oldest first."""
+"""A block with a content, which ``holders`` requests use. ``next`` and ``previous`` link the unused blocks,
+the least recently used first; ``next_copy`` links the blocks with the same content, the oldest first."""
 
 segment_t = np.dtype(
     [(name, "i8") for name in ("used", "created", "priority", "born")]
@@ -276,9 +276,9 @@ work_t = _record(
     """
     flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred left_input
     left_chunk allocated ends is_served candidate max_chunk drafts draft_pairs accepted found_length
-    found_skipped found_boundary left_out left_out_blocks left_out_tokens kv_tokens
+    found_skipped found_boundary left_out left_out_blocks left_out_tokens kv_tokens rank_tokens
     """,
-    "swap_s reserved draft_s",
+    "swap_s reserved draft_s slowest_s",
 )
 """The step that is being formed. ``longest`` are the tokens of its longest prompt. ``found_segment`` is the last
 segment of the prefix that the last look-up found in a radix tree. With KV cache groups it found ``found_length`` blocks
@@ -288,7 +288,8 @@ without the ``found_skipped`` first ones of local groups, and the request's ``bo
 ``candidate`` is the slot of the request that the test of memory by predicted length is for. ``max_chunk`` limits the
 prompt tokens of one request (vLLM's ``long_prefill_token_threshold``). With speculation (else they are 0), decodes
 verify ``drafts`` proposed tokens with ``draft_pairs`` keys and accept ``accepted`` of them; the drafter takes
-``draft_s``.
+``draft_s``. The data-parallel ranks of a replica that have formed a step together have ``rank_tokens`` in it, and the
+slowest leaves the first stage at ``slowest_s``, before what they compute together.
 
 SGLang's rules: the step may have ``left_input`` more tokens by ``max_prefill_tokens`` and ``left_chunk`` more by
 ``chunked_prefill_size``; its sequences take ``allocated`` tokens of the GPU pool, ``reserved`` tokens are kept free for

@@ -528,7 +528,7 @@ class Reference:
             self.results[q.index]["first_token_s"] = now
         q.decoding = True
         q.generated += tokens
-        q.last.token_s, q.last.unhashed = now, tokens - 1
+        q.last.token_s, q.last.unhashed, q.last.is_received = now, tokens - 1, False
         if q.generated == q.output:
             self.results[q.index]["finished_s"] = now
             self._end_request(rep, q, Status.FINISHED, now)
@@ -964,12 +964,13 @@ class Reference:
         hit_probability = float(self.s.columns.hit_rate[q.index])
         hit_probability += params.burstiness * (q.last.hit - hit_probability) if q.last.hit is not None else 0.0
         drawn = uniform(int(self.s.columns.draw_key[q.index]), q.generated)
-        q.last.drafts = max(0, min(rep.drafts, params.max_model_len - q.context - 1))
-        is_asked = q.last.drafts > 0
+        drafts = 0 if q.last.is_received else rep.drafts
+        q.last.drafts = max(0, min(drafts, params.max_model_len - q.context - 1))
+        has_proposal = q.last.drafts > 0
         if drawn >= hit_probability + (1.0 - hit_probability) * params.missed_draft_rate:
             q.last.drafts = 0
         tokens = accepted(drawn, hit_probability, chosen.survival, q.last.drafts)
-        q.last.next_hit = tokens > 0 if is_asked else q.last.hit
+        q.last.next_hit = tokens > 0 if has_proposal else q.last.hit
         q.last.emits = min(1 + tokens, q.output - q.generated)
 
     def _slots_end(self, tokens: int) -> int:
@@ -1106,7 +1107,7 @@ class Reference:
             q.prefilled = length * rep.s.params.block_size
 
     def _skipped(self, rep: Replica, found: Any, tokens: int) -> int:
-        """Return the first blocks that local groups lack when ``tokens`` tokens of a new request are computed."""
+        """Return how many first blocks local groups lack once ``tokens`` tokens of a new request are computed."""
         params = rep.s.params
         if params.aligned and not found.length:
             return (tokens - 1) // params.block_size
@@ -1336,7 +1337,8 @@ class Reference:
         loading = [p for p in rep.loading if p is not q]
         peak = self._peak_tokens([*residents, *loading, q]) if rep.s.params.needs_peak else 0
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
-        chunk_tokens = self._slots_end(chunk_tokens)
+        if not (q.transfer and q.transfer.blocks):  # No step computes yet what a KV transfer brings.
+            chunk_tokens = self._slots_end(chunk_tokens)
         context = max(q.context, chunk_tokens)
         of_groups = (0, 0)
         if rep.s.params.hybrid:
@@ -1380,7 +1382,7 @@ class Reference:
         ]
         working = [(rep, step, cost) for rep, step, cost in zip(ranks, steps, costs, strict=True) if step.seqs]
         shared_s = ranks[0].cost.shared_s(sum(step.decode_tokens + step.prompt_tokens for step in steps))
-        drafter_s = self._shared_drafter_s([(rep.drafts, step) for rep, step, _ in working])
+        drafter_s = self._shared_drafter_s(ranks[0], [(rep.drafts, step) for rep, step, _ in working])
         ends_s, layer_s, free_s = [rep.prepare(step, cost) for rep, step, cost in working], 0.0, ranks[0].stage_free_s
         for p, stage_s in enumerate(shared_s):
             slowest_s = max(
@@ -1398,13 +1400,13 @@ class Reference:
             else:
                 rep.flights.append(step)
 
-    def _shared_drafter_s(self, proposals: list[tuple[int, Step]]) -> float:
+    def _shared_drafter_s(self, first: Replica, proposals: list[tuple[int, Step]]) -> float:
         """Return the seconds of the drafter's layers that all ranks compute together (the experts of an MTP module).
 
         Each of ``proposals`` is a rank's step and the number of tokens that the rank proposes after it for each
         sequence, with one pass for each. The first pass has all tokens of the step, the others one of each sequence.
         """
-        chosen, reader, seconds = self.s.deployment.speculation, self.prefill_replicas[0].cost, 0.0
+        chosen, reader, seconds = first.s.deployment.speculation, first.cost, 0.0
         if chosen is None or chosen.drafter.tables is not None:
             return 0.0
         for number in range(max(drafts for drafts, _ in proposals)):
@@ -1443,7 +1445,7 @@ class Reference:
 
     def _count_drafts(self, rep: Replica, step: Step) -> Drafts | None:
         """Count the proposed tokens that a step verifies, and those that the drafter proposes after it."""
-        chosen, decodes, totals = self.s.deployment.speculation, len(step.decodes), rep.totals
+        chosen, decodes, totals = rep.s.deployment.speculation, len(step.decodes), rep.totals
         if chosen is None:
             return None
         tokens, kv_tokens = step.decode_tokens - decodes, step.kv_tokens
@@ -1452,7 +1454,7 @@ class Reference:
         totals["draft_tokens"] += tokens
         totals["accepted_tokens"] += sum(q.last.emits - 1 for q in step.decodes)
         rep.drafts = int(chosen.drafts_by_seqs(rep.s.params.max_num_seqs)[step.seqs])
-        tables = CostReader(chosen.drafter.tables or self.s.deployment.cost)
+        tables = CostReader(chosen.drafter.tables or rep.s.deployment.cost)
         drafter_s = tables.drafter_s(chosen, rep.drafts, tokens, decodes, kv_tokens, prompts)
         totals["draft_s"] += drafter_s
         pairs = sum(q.last.drafts * q.context for q in step.decodes)
@@ -1491,4 +1493,5 @@ class Reference:
         del rep.incoming[q]
         if q.transfer:
             q.transfer.release()
+        q.last.is_received = True
         self._to_idle(rep, q)

@@ -123,58 +123,7 @@ class Columns:
 
 
 class Params:
-    """Parameters of one side (prefill or decode) or group of replicas, named as in ``kernel_layout.param_t``.
-
-    Attributes:
-        replicas: Schedulers with a KV cache of their own: replicas, or their data-parallel ranks (``dp`` of each). In
-            the first group, those of all groups.
-        max_in_flight: Maximum number of steps in the pipeline of a replica.
-        bins: Bins of each queue, or 0 if arrivals join the queue at once.
-        preempts_by_policy: Whether a preemption policy may preempt. A lack of blocks preempts in any case.
-        bin_wait_s: Maximum wait of the first request of a bin: the least of batch_wait_s, max_wait_s and timeout_s.
-        index_blocks: Maximum number of blocks in a router's index of the prompts that it sent to a replica.
-        router_prefix: Source of the router's prefix_tokens: 0 none, 1 the replicas' caches, 2 its own index.
-        prefix_caching: Rules of the prefix cache: 0 no cache, 1 vLLM's, 2 SGLang's.
-        radix_policy: Position of SGLang's eviction policy in ``kernel_layout.RADIX_POLICIES``.
-        offload_blocks: Maximum number of blocks in the CPU memory behind a replica's prefix cache; 0: there is none.
-        offload_block_s: Seconds in which a replica's link to CPU memory moves a block in one direction.
-        storage_blocks: Maximum number of blocks in the storage behind that memory (one for each replica, or one for
-            all: ``storage_shared``); 0: there is none.
-        storage_read_block_s: Seconds in which a replica reads a block from the storage.
-        preemption_interval_steps: Steps after which a replica considers preemptions by policy again.
-        series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
-        tracks_service: Whether the service that each tenant has received is counted.
-        counts_steps: Whether the batching policy takes a count of steps, so that its plan can change at every step.
-        sglang: Whether steps are formed by SGLang's rules. Only these read ``chunked_prefill_size``,
-            ``max_prefill_tokens``, ``enable_mixed_chunk`` and ``schedule_conservativeness``.
-        schedule_policy: Position of SGLang's order of the queue in ``SCHEDULE_POLICIES``.
-        shuffle_seed: Seed of its order "random", below 2^31.
-        refreshes_prefixes: Whether prefixes of waiting requests count as used at regular passes (SGLang's "lru").
-        chunked_prefill_size: Maximum prompt tokens of a step, a multiple of block_size; 0: prompts are not divided.
-        clip_tokens: Maximum output tokens for which SGLang's own admission reserves memory; 0 with ``reserve``.
-        reserve: Whether memory is reserved by predicted length (``policy.reservation``).
-        max_recompute_share: Share to which the margin of ``reserve`` adapts.
-        trtllm: TensorRT-LLM's capacity scheduler: 0 none, else 1 + its position in ``CAPACITY_POLICIES``.
-        trtllm_chunking: TensorRT-LLM's division of prompts: 0 none, else 1 + its position in ``CHUNKING_POLICIES``.
-        longest_prompt: Tokens of the longest prompt that an engine's own rules can run.
-        async_scheduling: Whether a step is formed before the step before it has ended (vLLM's asynchronous scheduling).
-        vllm_priority: Whether residents get blocks in the order of admission, and the request of the lowest priority is
-            preempted, even if it has its blocks already (vLLM's policy "priority").
-        hide_host: Whether, with ``async_scheduling``, the host prepares a step while the step before it runs.
-        long_prefill_token_threshold: Maximum prompt tokens of one request in a step, if it is not alone; 0: no limit.
-        hybrid: Whether layers form several groups with blocks of their own (``schema.deployment.KvGroups``):
-            ``attention_groups``, of which ``local_groups`` free blocks before the window (``chunked_local``: chunk) of
-            ``local_tokens`` and hold at most ``local_cap`` blocks, and ``state_groups``. A cached prefix needs its
-            last ``window_blocks`` blocks in groups with windows. ``aligned``: the local groups have states.
-        speculates: Whether decodes verify proposed tokens (``schema.speculation``). Only then do the others matter.
-        lookahead_tokens: Slots of KV memory after those of the step's tokens.
-        drops_block: Whether the last block of a cached prefix is computed again.
-        padding_tokens: Tokens by which vLLM pads the last one of a prompt to the size of a verification.
-        burstiness, missed_draft_rate: Those of ``Speculation``.
-        verify_pair_s: Least seconds of one layer's decode attention for each pair of a query and a key.
-        draft_layers, draft_head_share, draft_pass_s: Those of ``Speculation`` and its ``Drafter``.
-        draft_shared_layers: Layers of the drafter that all data-parallel ranks compute together, in part.
-    """
+    """Parameters of one side (prefill or decode) or group of replicas, named as in ``kernel_layout.param_t``."""
 
     def __init__(
         self,
@@ -186,9 +135,13 @@ class Params:
         seed: int | tuple[int, int],
     ) -> None:
         limits, scheduler, kv = deployment.limits, deployment.scheduler, deployment.kv
+        # Schedulers with a KV cache of their own: replicas, or their data-parallel ranks (``dp`` of each). In the first
+        # group, those of all groups.
         self.replicas, self.dp = deployment.schedulers, deployment.parallel.dp
         self.pp = len(deployment.cost.stage_layers)
+        # A step is formed before the step before it has ended, and with ``hide_host`` the host prepares it meanwhile.
         self.async_scheduling, self.hide_host = scheduler.async_scheduling, scheduler.hide_host
+        # Maximum number of steps in the pipeline of a replica.
         self.max_in_flight = ASYNC_STEPS_IN_FLIGHT if self.async_scheduling else limits.max_in_flight or self.pp
         self.total_blocks = kv.num_blocks
         self._read_groups(deployment)
@@ -202,12 +155,16 @@ class Params:
         self.central_queue = policies.router == known("router")["central"]
         self.swap = scheduler.preemption_mode == "swap"
         self.swap_s_per_block = kv.swap_s_per_block
+        # Rules of the prefix cache: 0 no cache, 1 vLLM's, 2 SGLang's.
         self.prefix_caching = (1 + PREFIX_CACHES.index(limits.prefix_cache)) * limits.enable_prefix_caching
         self.radix_policy = kernel_layout.RADIX_POLICIES.index(limits.radix_eviction_policy)
+        # CPU memory behind a replica's prefix cache (0 blocks: there is none); a block takes ``offload_block_s`` on the
+        # replica's link to it, in one direction.
         offloading = limits.kv_offloading or KVOffloading(0.0)
         self.offload_blocks = deployment.offload_blocks
         self.offload_block_s = kv.kv_bytes_per_block / (offloading.gb_per_s * GB)
         self.offload_latency_s = offloading.latency_s
+        # Storage behind that memory (0 blocks: there is none), one for each replica or one for all.
         storage, block_bytes = offloading.storage or KVStorage(0.0), deployment.offloaded_block_bytes
         self.storage_blocks = int(min(deployment.storage_blocks, UNLIMITED_BLOCKS))
         self.storage_shared = storage.shared
@@ -217,15 +174,20 @@ class Params:
         self.load_if_faster = offloading.load == "if_faster"
         self.offload_outputs = offloading.outputs
         self.router_sees_memory = policies.router.uses("free_blocks", "prefix_tokens")
-        self.index_blocks = INDEX_TOKENS // kv.block_size
+        self.index_blocks = INDEX_TOKENS // kv.block_size  # in a router's index of the prompts that a replica received
+        # Source of the router's ``prefix_tokens``: 0 none, 1 the replicas' caches, 2 its own index.
         self.router_prefix = ("", "cache", "index").index(policies.router.prefix)
         self.rank_every_step = policies.rank.every_step
         self.needs_peak = policies.memory.uses("peak_tokens")
+        # Whether a preemption policy may preempt. A lack of blocks preempts in any case.
         self.preempts_by_policy = policies.preemption != known("preemption")["never"]
         self.preemption_interval_steps = scheduler.preemption_interval_steps
         self.tracks_service = any(policy.uses("service_tokens") for policy in (policies.rank, policies.victim))
+        # vLLM's policy "priority": residents get blocks in the order of admission, and the request of the lowest
+        # priority is preempted, even if it has its blocks already.
         by_priority = policies.victim == known("rank")["priority"] and limits.max_step_seqs is None
         self.vllm_priority = by_priority and policies.batching == known("batching")["unified"]
+        # Whether the batching policy takes a count of steps, so that its plan can change at every step.
         self.counts_steps = policies.batching.uses(
             "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
         )
@@ -234,11 +196,19 @@ class Params:
         self._read_speculation(deployment)
         self.timeout_s, self.limit_s = limits.timeout_s, limit_s
         self.max_wait_s = scheduler.max_wait_s
-        self.bins = 0 if scheduler.binning is None else policies.binning.bins
+        self.bins = 0 if scheduler.binning is None else policies.binning.bins  # of each queue; 0: none
+        # Maximum wait of the first request of a bin.
         self.bin_wait_s = min(scheduler.batch_wait_s, scheduler.max_wait_s, limits.timeout_s)
+        # Bins of a replica's time series: a power of two, fewer where there are many replicas.
         self.series_bins = max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(all_replicas)) - 3))
 
     def _read_groups(self, deployment: Deployment) -> None:
+        """Read the KV cache groups (``schema.deployment.KvGroups``); ``hybrid``: there are several groups of layers.
+
+        Of the ``attention_groups``, ``local_groups`` free blocks before the window (``chunked_local``: chunk) of
+        ``local_tokens`` and hold at most ``local_cap`` blocks; they have states if ``aligned``. A cached prefix needs
+        its last ``window_blocks`` blocks in groups with windows.
+        """
         kv = deployment.kv
         self.block_size, self.hybrid = kv.block_size, kv.groups is not None
         groups = kv.groups or KvGroups(kv.block_size, 1)
@@ -249,27 +219,36 @@ class Params:
 
     def _read_speculation(self, deployment: Deployment) -> None:
         speculation = deployment.speculation
-        self.speculates = speculation is not None
+        self.speculates = speculation is not None  # decodes verify proposed tokens; only then do the others matter
         self.counts_steps = self.counts_steps or self.speculates  # Every step has other tokens: none can be repeated.
         settings = speculation or Speculation("ngram", 1, 0.0)
+        # Slots of KV memory after those of the step's tokens; the last block of a cached prefix is computed again.
         self.lookahead_tokens, self.drops_block = settings.lookahead_tokens, self.speculates and settings.drops_block
+        # Tokens by which vLLM pads the last token of a prompt to the size of a verification.
         pads = self.speculates and not settings.per_batch_size
         self.padding_tokens = settings.num_speculative_tokens if pads else 0
         self.burstiness, self.missed_draft_rate = settings.burstiness, settings.missed_draft_rate
         self.draft_layers, self.draft_head_share = settings.drafter.layers, settings.drafter.head_share
+        # Layers of the drafter that all data-parallel ranks compute together, in part.
         self.draft_shared_layers = self.draft_layers if settings.drafter.tables is None else 0.0
         self.draft_pass_s = settings.pass_s
+        # Least seconds of one layer's decode attention for each pair of a query and a key.
         self.verify_pair_s = _verify_pair_s(deployment) if self.speculates else 0.0
 
     def _read_engine_rules(self, scheduler: Scheduler) -> None:
+        # Maximum prompt tokens of one request in a step, if it is not alone; 0: no limit.
         self.long_prefill_token_threshold = scheduler.long_prefill_token_threshold
         self.sglang, sglang = scheduler.sglang is not None, scheduler.sglang or SglangSettings()
+        # Maximum prompt tokens of a step, a multiple of ``block_size``; 0: prompts are not divided.
         chunk_blocks = max(1, self.token_budget // self.block_size)
         self.chunked_prefill_size = chunk_blocks * self.block_size if sglang.chunked_prefill else 0
         self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
         self.schedule_conservativeness = sglang.schedule_conservativeness
         self.reserve, self.max_recompute_share = scheduler.reserve, scheduler.max_recompute_share
+        # Maximum output tokens for which SGLang's own admission reserves memory.
         self.clip_tokens = 0 if scheduler.reserve else kernel_layout.CLIP_TOKENS
+        # TensorRT-LLM's capacity scheduler and its division of prompts: 0 none, else 1 + the position in the list of
+        # policies. Tokens of the longest prompt that an engine's own rules can run.
         self.trtllm, self.trtllm_chunking, self.longest_prompt = 0, 0, self.max_model_len
         if (settings := scheduler.trtllm) is not None:
             self.trtllm = 1 + CAPACITY_POLICIES.index(settings.capacity_scheduler_policy)
@@ -283,6 +262,7 @@ class Params:
         self.schedule_policy = SCHEDULE_POLICIES.index(order)
         self.shuffle_seed = int(np.random.default_rng(seed).integers(2**31)) if scheduler.shuffles else 0
         has_tree = limits.enable_prefix_caching and limits.prefix_cache == "sglang"
+        # Whether prefixes of waiting requests count as used at regular passes.
         self.refreshes_prefixes = has_tree and limits.radix_eviction_policy == "lru"
 
 
@@ -292,34 +272,22 @@ class Setup:
 
     Only the reference calls the methods from ``tenant`` to ``outstanding``. Their ``q`` is a
     ``_reference_state.Request``.
-
-    Attributes:
-        deployment: The deployment. For the decode side, this is that side as a deployment of its own.
-        functions: The functions of ``policies``, compiled or interpreted.
-        empty_replica_plan: (admissions, tokens, flags) of the batching policy for one request on an empty replica.
-        concurrency: Number of requests in the system in a closed loop, or 0 if the workload has arrival times.
-        dependents: Requests that are sent when other requests have finished.
-        nodes: Identities of the contents of the requests' blocks; without prefix caching, of no blocks.
-        first_replica: Number of the side's first replica.
-        decode_side: Setup of the decode side for the same requests, or None without disaggregation.
-        groups: Setups of the further groups of replicas, which share the router and the policies.
-        service_rate: [replicas] ``step_time.service_rate`` of each replica's group, or ones if the router ignores it.
-        kv_transfer: Cost of the transfer of a request's KV cache to this side.
     """
 
-    deployment: Deployment
+    deployment: Deployment  # for the decode side, this side as a deployment of its own
     policies: Policies
-    functions: Functions
+    functions: Functions  # of ``policies``, compiled or interpreted
     params: Params
     columns: Columns
-    empty_replica_plan: tuple[int, int, int]
-    concurrency: int
-    dependents: Dependents | None
-    nodes: PrefixNodes
-    first_replica: int = 0
-    decode_side: Setup | None = None
-    kv_transfer: KVTransfer = KVTransfer()
-    groups: tuple[Setup, ...] = ()
+    empty_replica_plan: tuple[int, int, int]  # (admissions, tokens, flags) for one request on an empty replica
+    concurrency: int  # requests in the system in a closed loop; 0: the workload has arrival times
+    dependents: Dependents | None  # requests that are sent when others have finished
+    nodes: PrefixNodes  # identities of the contents of the requests' blocks; without prefix caching, of no blocks
+    first_replica: int = 0  # number of the side's first replica
+    decode_side: Setup | None = None  # of the same requests; None without disaggregation
+    kv_transfer: KVTransfer = KVTransfer()  # cost of the transfer of a request's KV cache to this side
+    groups: tuple[Setup, ...] = ()  # of the further groups of replicas, which share the router and the policies
+    # [replicas] ``step_time.service_rate`` of each replica's group, or ones if the router ignores it.
     service_rate: Array = field(default_factory=lambda: np.ones(1))
 
     @property

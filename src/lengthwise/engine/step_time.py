@@ -137,7 +137,7 @@ class CostReader:
         return [float(layers) * self.shared_layer_s(tokens) for layers in self._cost.stage_layers]
 
     def shared_layer_s(self, tokens: int) -> float:
-        """Return those seconds of one layer, 0 if ranks compute nothing together."""
+        """Return ``shared_s`` of one layer, or 0 if ranks compute nothing together."""
         return 0.0 if self._cost.shared_s is None else _row(self._cost.shared_s, tokens)
 
     def prefill_s(self, tokens: int, context: int) -> float:

@@ -60,7 +60,7 @@ class Engine:
     name: str = ""  # name in metrics and on the admin page; "" host and port
     kind: str = "auto"
     api_key: str | None = field(default=None, repr=False)  # key that the gateway sends, never a client's own
-    # most requests at the engine; None: adapted to its load, in PASSTHROUGH_MODES no limit, in rra the schedule's
+    # limit of requests at the engine; None: adapted to its load, in PASSTHROUGH_MODES no limit, in rra the schedule's
     concurrency: int | None = None
     tls: Tls | None = None  # for https with a private authority or a client certificate
     probe: bool = True  # whether a tiny prompt tests if the engine returns token ids, which resuming needs
@@ -105,8 +105,8 @@ class Phases:
     # share by which a prefill's prompt tokens and the decode batch may deviate from their means: prefills are resized
     # to keep both within it; None: prefills are never resized
     threshold: float | None = None
-    # most requests at an engine; None: the largest decode batch within ``threshold`` plus a prefill batch, or without a
-    # threshold dispatch.max_concurrency
+    # limit of requests at an engine; None: the largest decode batch within ``threshold`` plus a prefill batch, or
+    # dispatch.max_concurrency without a threshold
     max_requests: int | None = None
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class Phases:
 
     @property
     def request_limit(self) -> int | None:
-        """Return the most requests that an engine may have at once under this schedule, or None if it sets no limit."""
+        """Return the maximum number of requests at an engine under this schedule, or None if it sets no limit."""
         if self.max_requests is not None or self.threshold is None or self.decode_batch is None:
             return self.max_requests
         return math.floor(self.decode_batch * (1 + self.threshold) + 1e-9) + self.prefill_batch
@@ -159,8 +159,8 @@ class Order:
     preemption: str = "worth(factor=100)"  # policy by which a waiting request preempts a running one (mode isrtf)
     window_tokens: int = 50  # generated tokens between two predictions of a request (ELIS: 50)
     max_wait_s: float = 60.0  # a request that has waited this long precedes all others (with "vtc": of its tenant)
-    max_preemptions: int = 3  # most preemptions of a request (mode isrtf)
-    preemptions_per_s: float = 10.0  # most preemptions of all requests a second (mode isrtf)
+    max_preemptions: int = 3  # limit of preemptions of a request (mode isrtf)
+    preemptions_per_s: float = 10.0  # limit of preemptions of all requests a second (mode isrtf)
     fairness: str = "none"  # "vtc": within a priority class the tenant with the least service comes first
     bins: int = 8  # number of bins (mode bins), of equal mass of predicted lengths
     batch_wait_s: float = 2.0  # longest time for which the first request of a bin waits until the bin is full
@@ -179,7 +179,7 @@ class Admission:
     """Limits of the queue of waiting requests."""
 
     max_queued: int = 20_000
-    max_queued_per_tenant: int | None = None  # most waiting requests of a tenant with keys; None: a quarter
+    max_queued_per_tenant: int | None = None  # limit for a tenant with keys; None: a quarter
     max_queued_bytes: int = 128 << 20  # of queued bodies; no effect above half of ``Limits.body_budget_bytes``
     max_predicted_wait_s: float = math.inf  # a request with a longer predicted wait gets 429; inf: no limit
     no_engine_s: float = 30.0  # longest wait of a request while no engine serves its model; then it gets 503
@@ -277,7 +277,7 @@ class Key:
     priority: int = 0  # priority class; a smaller one is served earlier
     rate_rps: float = math.inf  # requests per second in the long run; inf: no limit
     burst: int = 100  # requests that may arrive at once before ``rate_rps`` limits them
-    concurrency: int | None = None  # most requests at once, waiting or running; None: no limit
+    concurrency: int | None = None  # limit of requests at once, waiting or running; None: no limit
     tokens_per_minute: int | None = None  # prompt and output tokens per minute, first as predicted, then as generated
     tokens_per_day: int | None = None  # prompt and output tokens per day, first as predicted, then as generated
     cost_per_day: float | None = None  # cost of these tokens per day, in the currency of the prices
@@ -332,7 +332,7 @@ class ResilienceConfig:
     failures: int = 5  # failures in a row that open an engine's circuit
     # time for which a circuit stays open, and an outlier ejected; doubled each time, up to 16 times this
     open_s: float = 2.0
-    # most retries as a share of requests (at most 10 in a row, 5 of one tenant or address); the first retry of a
+    # limit of retries as a share of requests (at most 10 in a row, 5 of one tenant or address); the first retry of a
     # request is free if its engine broke the connection, or stalled after the first output
     retry_share: float = 0.2
     drain_s: float = 30.0  # time for admitted requests to finish after SIGTERM

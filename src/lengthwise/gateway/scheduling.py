@@ -30,7 +30,7 @@ class WorkerState:
     up: bool = True  # whether it may receive requests (``EngineWorker.unavailable_reason`` is empty)
     # by configuration, half-open circuit or ramp; None: adapted, in PASSTHROUGH_MODES no limit, in rra the schedule's
     concurrency: int | None = None
-    slots: int | None = None  # most sequences that the engine runs at once; None: not reported
+    slots: int | None = None  # maximum number of sequences that the engine runs at once; None: not reported
     kv_tokens: int | None = None  # size of its KV cache; None: not reported
     tokens_per_s: float | None = None  # output rate between its last two reports; None: unknown
     signals: Signals = Signals()
@@ -84,7 +84,7 @@ class WorkerStatistics:
     name: str
     up: bool
     in_flight: int  # requests at the worker
-    limit: int | None  # most requests at the worker; None: no limit
+    limit: int | None  # maximum number of requests at the worker; None: no limit
     backlog_s: float  # predicted seconds of prefill and decode left
     backlog_tokens: float  # predicted remaining output tokens
     signals: Signals

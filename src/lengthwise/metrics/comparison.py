@@ -13,7 +13,7 @@ import numpy as np
 from lengthwise import catalog
 from lengthwise.metrics.bootstrap import MIN_REQUESTS, SPANS, Bootstrap, Sample, sample_of
 from lengthwise.metrics.columns import clock_warning, request_column
-from lengthwise.metrics.distribution import absolute_errors, distances, gap_counts, weighted_quantiles
+from lengthwise.metrics.distribution import distances, gap_counts, relative_errors, weighted_quantiles
 from lengthwise.metrics.summary import CountedRows, Counts, Slo, bucket_counts, common_rows, counted_rows, select_rows
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.metric_names import LATENCIES, QUANTILES
@@ -334,7 +334,7 @@ def _distances(a: Run, b: Run, *, paired: bool) -> Iterator[MetricDistance]:
             columns = [run.column(metric) for run in (a, b)]
             sides = [np.unique(column[np.isfinite(column)], return_counts=True) for column in columns]
             if paired:
-                mape, median = absolute_errors(*columns)
+                mape, median = relative_errors(*columns)
         counts = [int(count.sum()) for _, count in sides]
         if all(counts):
             yield MetricDistance(metric, counts[0], counts[1], *distances(sides[0], sides[1]), mape, median)

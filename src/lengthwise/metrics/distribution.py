@@ -145,8 +145,8 @@ def distances(a: tuple[Floats, Ints], b: tuple[Floats, Ints]) -> tuple[float, fl
     return float(gap.max()), float((gap[:-1] * np.diff(points)).sum()) / mean if mean > 0 else math.nan
 
 
-def absolute_errors(a: Floats, b: Floats) -> tuple[float, float]:
-    """Return the mean and the median of |a - b| / b over pairs of finite values, or NaN if there are none."""
+def relative_errors(a: Floats, b: Floats) -> tuple[float, float]:
+    """Return the mean and the median of |a - b| / b over pairs of finite values with b > 0. NaN: there are none."""
     both = np.isfinite(a) & np.isfinite(b) & (b > 0)
     if not both.any():
         return math.nan, math.nan

@@ -113,7 +113,7 @@ def _merge(parts: Sequence[Any], estimates: Estimates, sign: int = 1) -> Any:  #
             return tuple(_merge(column, estimates, sign) for column in zip(*parts, strict=True))
         case int() as first:
             return first + sign * sum(parts[1:])
-        case float():
+        case float():  # a level, which is equal, or a bound of an error
             return max(parts)
         case str() as first:
             return first

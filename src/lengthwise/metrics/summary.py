@@ -99,8 +99,8 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     kv_blocks = sum(side.kv.num_blocks * side.parallel.ranks for side in sides)
     stage_s = sum(side.parallel.pp * side.parallel.ranks for side in sides) * span_s
     used_s = {name: float(getattr(totals, column).sum()) for name, column in TIME_USES.items()}
-    # Only rounding can make it negative: ``end_s`` includes the steps in flight at a time limit.
     used_s["drafter"] = float(records.speculation.draft_s.sum()) if records.speculation else 0.0
+    # Only rounding can make it negative: ``end_s`` includes the steps in flight at a time limit.
     used_s["idle"] = max(0.0, stage_s - sum(used_s.values()))
     return Hardware(
         busy_share=Estimate(float(busy.mean())),

@@ -65,8 +65,9 @@ def prefill(parameter_0):
 def prefill_steady(num_waiting, step_prompts, step_tokens, next_tokens, parameter_0, parameter_1, parameter_2):
     """As ``prefill``, with batches adjusted so that the work is uniform (ExeGPT, section 5.2).
 
-    Further parameters: the threshold in thousandths, the mean prompt tokens of a batch. A batch has B_E prompts, or as
-    many as bring their tokens within the threshold of the mean or, where none does, closest to it, at least 1.
+    Further parameters: the threshold in thousandths, the mean prompt tokens of a batch. A batch has B_E prompts if
+    their tokens differ from the mean by at most the threshold. Otherwise it has the number of prompts that brings the
+    tokens within the threshold, or else closest to the mean, and at least 1.
     """
     low, high = 1000 - parameter_1, 1000 + parameter_1
     after = step_tokens + next_tokens

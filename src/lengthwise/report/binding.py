@@ -147,7 +147,7 @@ def what_binds(
     has_room = reserves and is_queueing and h.batch_seqs.value < AT_LIMIT_SHARE * max_batch_seqs
     resource, reason = _overhead(
         h, summary, preempts_only_for_memory=preempts_only_for_memory, reserves=has_room
-    ) or _roof(h, _batch_advice(h, max_batch_seqs, load_sets=not (warning or at_capacity), is_queueing=is_queueing))
+    ) or _roof(h, _batch_advice(h, max_batch_seqs, can_take_more=not (warning or at_capacity), is_queueing=is_queueing))
     if busy < 1 - IDLE_SHARE:
         resource = "idle"
         room = "" if warning or is_short or at_capacity or not summary.is_steady else ", so there is room for more load"
@@ -224,20 +224,20 @@ def _roof(h: Hardware, batch_advice: str) -> tuple[str, str]:
     return resource, reason
 
 
-def _batch_advice(h: Hardware, max_batch_seqs: float, *, load_sets: bool, is_queueing: bool) -> str:
+def _batch_advice(h: Hardware, max_batch_seqs: float, *, can_take_more: bool, is_queueing: bool) -> str:
     shares_reads = "would share the reads of the weights"
     if h.batch_seqs.value >= AT_LIMIT_SHARE * max_batch_seqs:
         return f"; batches are at max_num_seqs, and larger ones {shares_reads}"
     if h.busy_share.value >= 1 - IDLE_SHARE and is_queueing:
         return f"; larger batches {shares_reads}"
-    return "" if not load_sets else f"; the load sets the batch, and more load per replica {shares_reads}"
+    return "" if not can_take_more else f"; the load sets the batch, and more load per replica {shares_reads}"
 
 
 def _queue(
     summary: Summary, wait_s: float, queued_for_s: float, front_s: Span, *, can_keep_up: bool, is_short: bool
 ) -> str:
     jct_s, queued_for_s = summary.jct_s.mean.value, queued_for_s - front_s[0]
-    front = f", besides {seconds(front_s[0])} in front of the engine (Queueing has both)" if front_s[0] > 0 else ""
+    front = f", after {seconds(front_s[0])} in front of the engine (Queueing is the sum)" if front_s[0] > 0 else ""
     requeued = summary.counts.preemptions / max(1, summary.counts.arrivals) > REQUEUED_SHARE
     if requeued and queued_for_s > wait_s:
         share = percent(min(1.0, queued_for_s / jct_s))

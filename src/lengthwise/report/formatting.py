@@ -17,7 +17,11 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def rounded(value: float, half_width: float) -> tuple[str, str]:
-    """Return a value and its half-width, which has one or two digits, as text; "" or "0" for no half-width."""
+    """Return a value and its half-width as text, with equally many decimals.
+
+    The half-width has two significant digits, or one where the value would otherwise have more than four. It is "" if
+    it is unknown, and "0" if it is zero.
+    """
     if not math.isfinite(value):
         return UNKNOWN, ""
     is_zero = half_width <= 1e-12 * abs(value)  # the rounding error of a mean of equal values
@@ -33,7 +37,7 @@ def amount(value: float) -> str:
 
 
 def two_digits(value: float) -> str:
-    """Return two significant digits without an exponent: 0.0123 gives "0.012", 104 gives "104"."""
+    """Return a number with two significant digits, or with all digits before the decimal point if they are more."""
     return f"{value:,.{_decimals(float(f'{value:.1e}'), 2)}f}"
 
 

@@ -33,12 +33,8 @@ def size_rows(study: KvStudy) -> tuple[list[str], list[Row]]:
         "$ per M tokens": [_with_model(size.usd_per_million_tokens) for size in study.sizes],
         "blocks found, %": [estimate_cell(size.block_share.scaled(100)) for size in study.sizes],
     }
-    known = {name: cells for name, cells in columns.items() if any(_text(cell) != UNKNOWN for cell in cells)}
+    known = {name: cells for name, cells in columns.items() if any(getattr(c, "text", c) != UNKNOWN for c in cells)}
     return list(known), [list(cells) for cells in zip(*known.values(), strict=True)]
-
-
-def _text(cell: str | TableCell) -> str:
-    return cell if isinstance(cell, str) else cell.text
 
 
 def _with_model(value: Estimate) -> TableCell:

@@ -242,7 +242,7 @@ def _settings(table: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     for key, value in table.items():
         if isinstance(value, Mapping):
             found |= _settings(value, f"{section}{key}.")
-        elif section:  # at the top level are names
+        elif section:  # values at the top level are names and descriptions, no settings
             found[f"{section}{key}"] = value
     return found
 

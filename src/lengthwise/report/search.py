@@ -132,7 +132,7 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
         "hint": "higher is better" if plan.objective.higher_is_better else "lower is better",
         "key_values": key_values,
         "tied": tied_text or ("No other configuration is tied with it." if len(plan.choices) > 1 else ""),
-        "reasons": [*plan.cause, *([best.bottleneck.cause] if best.bottleneck.cause else []), *plan.notes],
+        "reasons": [*plan.reasons, *([best.bottleneck.cause] if best.bottleneck.cause else []), *plan.notes],
         "bars": _bars(plan),
     }
 

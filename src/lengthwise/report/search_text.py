@@ -327,7 +327,7 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
     lines += map(Text, plan.notes)
     on = hardware_text(plan, best) if TIMES in hardware_text(plan, best) else counted(best.gpus, "GPU")
     lines.append(Text.assemble("Best: ", (best.name, "bold"), f" ({on})"))
-    lines += [Text(f"  \N{MIDDLE DOT} {reason}") for reason in plan.cause]
+    lines += [Text(f"  \N{MIDDLE DOT} {reason}") for reason in plan.reasons]
     if (bottleneck := best.bottleneck) != Bottleneck():
         bound = capitalized(f"bound by {binding_text(plan, best)}. " if bottleneck.binds else "")
         lines.append(Text.assemble("Bottleneck: ", (bound, "bold"), bottleneck.cause))

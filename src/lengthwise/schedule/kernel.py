@@ -321,7 +321,7 @@ def rra_rows(
     micro-batches differ in length: ``scores[n]`` are the expected deviations, in ascending order, of n standard normal
     values. Every later stage waits for the longest prefill, so the differences do not average out. If B_E is not a
     multiple of the number of micro-batches, the same micro-batches always have one request more. Decodes differ
-    likewise: an iteration takes at least the pass of the largest micro-batch (``pace_factor``).
+    likewise: an iteration takes at least the pass of the largest micro-batch (``_pace_factor``).
 
     ``seqs_in``, ``steps`` and ``jobs`` are B_E, N_D and B_m. The request whose latency is estimated completes in
     iteration ``finish`` of phase ``phases``. ``loads`` [sum of steps, 4] are the sequences, the KV tokens and the
@@ -449,11 +449,14 @@ def waa_rows(
 ):  # fmt: skip
     """Fill a row of ``out`` for each WAA schedule.
 
-    The first seven columns are those of ``rra_rows``, where a round is the time from one prefill to the next. The
-    eighth is B_D. ``loads`` [4] is the row of ``rra_rows`` at N_D = 1. ``out_s`` and ``in_s`` are the seconds for which
-    one prompt's KV transfer occupies the host links of a prefill and of a decode GPU. ``projected`` is the share of a
-    layer's matrix products over a prompt that the decode GPUs compute. ``longest`` [rows] is the number of standard
-    deviations by which a batch of only the longest prompts exceeds the mean batch.
+    The first seven columns are those of ``rra_rows``; a round is the time from the start of one prefill to that of the
+    next. The eighth column is B_D.
+
+    ``loads`` [4] are the decoding sequences, their KV tokens and the variances of both per new request, as in a row of
+    ``rra_rows`` with N_D = 1. The KV transfer of one prompt occupies the host links of a prefill GPU for ``out_s`` and
+    those of a decode GPU for ``in_s`` seconds. The decode GPUs compute the share ``projected`` of a layer's matrix
+    products over a prompt. A batch of only the longest prompts is ``longest`` [rows] standard deviations above the mean
+    batch.
     """
     mixed = (
         _has_two_degrees(decode_groups)

@@ -390,9 +390,9 @@ class KvGroups:
     All groups take their blocks from one pool. In a group of ``full`` attention a request has blocks for all its
     tokens. A ``local`` group frees the blocks before the sliding window of ``local_tokens`` tokens, or with ``chunked``
     those before the current chunk of that size; models with such groups begin with one of their layers, so that vLLM
-    numbers them first. A group of ``states`` (Mamba, linear attention) has one block for each request. Blocks are freed
-    when the request gets its next ones, so that a request holds those of up to ``in_flight_tokens`` tokens (those of a
-    step) besides.
+    numbers them first. A group of ``states`` (Mamba, linear attention) has one block for each request. A request frees
+    blocks when it gets its next ones, so that beyond the window it holds blocks of up to ``in_flight_tokens`` tokens,
+    the tokens of a step.
 
     With a prefix cache (``aligned``, vLLM's mamba_cache_mode "align") groups of states are the local ones, with a
     window of two tokens: the state after a token is needed for the next one. A step writes only its last state, so that
@@ -426,7 +426,7 @@ class KvGroups:
         return min(blocks - skipped, 2) if self.aligned else blocks - skipped
 
     def local_cap(self, max_model_len: int) -> int:
-        """Return the most blocks that a request can hold in a local group."""
+        """Return the maximum number of blocks of a request in a local group."""
         if not self.local or self.aligned:
             return 2 * self.aligned
         if self.chunked:
@@ -462,7 +462,7 @@ def aligned_chunk(
 
     A step ends at the end of a block, at the latest where a request of the same prompt could continue, and at
     ``junction``, where full attention had a longer cached prefix than the states (vLLM's _mamba_block_aligned_split).
-    The rest of the prompt is free of this, as is a block that is larger than a step (``token_budget``). After a
+    After these ends, and within a block that is larger than a step (``token_budget``), a step may end anywhere. After a
     preemption the ``context`` is longer than the ``prompt``.
     """
     if start >= max(prompt, context - 1):
@@ -588,6 +588,8 @@ class DecodeSide:
     router: Any = "round_robin"
     gpu: GpuSpec | None = None
     node: NodeSpec | None = None
+    # That of the deployment, whose prefill replicas run the drafter over the prompts; with the costs of this side.
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         least = {"max_local_prefill_length": 0, "max_prefill_queue_size": 1}
@@ -603,8 +605,8 @@ class DecodeSide:
 
 
 _UNIFIED = {
-    "batching": "unified", "memory": "paged_by_chunk", "victim": "latest_admitted", "preemption_mode": "recompute",
-    "preemption": "never",
+    "batching": ("unified",), "memory": ("paged_by_chunk", "paged"), "victim": ("latest_admitted",),
+    "preemption_mode": ("recompute",), "preemption": ("never",),
 }  # fmt: skip
 """The policies of vllm_v1 that speculation needs. Rank, router and bins are free."""
 
@@ -726,6 +728,7 @@ class Deployment:
             cost=side.cost,
             kv=side.kv,
             decode=None,
+            speculation=side.speculation,
         )
 
     def require_known_rules(self, workload: Workload) -> None:
@@ -814,7 +817,7 @@ class Deployment:
                 raise InputError(f"all groups of replicas must have the same {name}; they have {shown}")
 
     def _rarely_modelled(self) -> dict[str, bool]:
-        """Return by name whether the deployment has settings that few rules of vLLM are modelled with."""
+        """Return by name the settings with which few rules of vLLM are modelled; True: this deployment has it."""
         return {
             f'scheduler "{self.scheduler.engine_rules}"': bool(self.scheduler.engine_rules),
             "disaggregation": self.decode is not None,
@@ -859,12 +862,18 @@ class Deployment:
     def _require_rules_of_speculation(self) -> None:
         """Raise InputError if the simulator does not model ``speculation`` with the other settings."""
         speculation, scheduler, limits = self.speculation, self.scheduler, self.limits
+        if self.decode is not None and not Speculation.are_alike(speculation, self.decode.speculation):
+            raise InputError(
+                "both sides must have the same speculation, as the prefill side computes the drafter's KV cache of the "
+                f"prompts; the prefill side has {speculation}, the decode side {self.decode.speculation}"
+            )
         if speculation is None:
             return
         others = {} if scheduler.engine_rules else _UNIFIED  # an engine's rules set these themselves
         rules = {name: getattr(getattr(scheduler, name), "name", getattr(scheduler, name)) for name in others}
         parts = {
             **self._rarely_modelled(),
+            "disaggregation": False,
             'prefix_cache "sglang"': limits.enable_prefix_caching and limits.prefix_cache == "sglang",
             "kv_offloading": limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0,
             "async_scheduling": scheduler.async_scheduling,
@@ -872,7 +881,7 @@ class Deployment:
             "reserve": scheduler.reserve,
             "KV cache groups (hybrid_kv_cache)": self.kv.groups is not None,
             "dense attention masks": self.cost.masked_s > 0,
-            **{f"{name} {rules[name]!r}": rules[name] != value for name, value in others.items()},
+            **{f"{name} {rules[name]!r}": rules[name] not in values for name, values in others.items()},
         }
         if names := " or ".join(part for part, is_set in parts.items() if is_set):
             raise InputError(
@@ -880,7 +889,7 @@ class Deployment:
                 "leave speculation out"
             )
         tokens = limits.max_num_seqs * (1 + speculation.num_speculative_tokens)
-        if limits.max_num_batched_tokens < tokens:
+        if self.decode is None and limits.max_num_batched_tokens < tokens:
             raise InputError(
                 "with speculation, max_num_batched_tokens must be at least max_num_seqs x (1 + "
                 f"num_speculative_tokens), {tokens} tokens, so that every sequence can verify its tokens in each step; "

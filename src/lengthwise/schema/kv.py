@@ -78,9 +78,7 @@ class KvStudy:
     tiers: tuple[TierShare, ...] = ()  # the GPU pool first; empty without ``engine.kv_offloading``
     new_tokens: int = 0  # prompt tokens that the mean request computes although the cache is unlimited
     prefix_tokens: tuple[int, ...] = ()  # lengths of prefixes, for compute_s and Loading.load_s
-    compute_s: tuple[
-        float, ...
-    ] = ()  # at each of prefix_tokens: seconds that a request without the prefix's prefill saves
+    compute_s: tuple[float, ...] = ()  # for each of prefix_tokens: seconds of prefill that the prefix saves a request
     loadings: tuple[Loading, ...] = ()
     usd_per_gb_hour: float = math.nan  # price of CPU memory
     gpu_usd_per_s: float = math.nan  # of a replica's GPUs

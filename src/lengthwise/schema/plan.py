@@ -64,8 +64,8 @@ class Point:
     ``values`` maps metrics to estimates: latencies such as "ttft.p90" and "jct.mean" (s) and the metrics of
     ``metric_names.OTHERS`` except "goodput", where they apply; "served" is the share of requests that are neither
     rejected nor time out. With an SLO, "good_requests_per_s" is the goodput. ``satisfied`` is whether all limits hold.
-    ``usage`` is that of each limit, by metric: for a quantile, the share of requests beyond the bound, divided by the
-    allowed share; above 1, the limit is broken.
+    ``usage`` maps the metric of each limit to the used part of the limit: for a quantile, the share of requests beyond
+    the bound divided by the allowed share. Above 1, the limit is broken.
     """
 
     rate_rps: float
@@ -182,7 +182,7 @@ class Plan:
     axes: dict[str, tuple[Any, ...]]
     choices: tuple[Choice, ...]
     tied: int  # choices at the top whose distance from the best may be due to sampling or model error
-    cause: tuple[str, ...]  # for each axis, a sentence on the best configuration with another value
+    reasons: tuple[str, ...]  # for each axis, a sentence that compares the best with the best that has another value
     frontiers: dict[str, tuple[Trade, ...]]  # by latency metric
     shifts: tuple[Shift, ...]  # sensitivity to each limit, by metric and rising bound, including the requested one
     excluded_groups: tuple[ExcludedGroup, ...]

@@ -179,7 +179,7 @@ def search(
         axes=axes,
         choices=tuple(ordered),
         tied=sum(not separated(ranked[0], c, question) for c in ranked),
-        cause=advantages(ordered, axes, question),
+        reasons=advantages(ordered, axes, question),
         frontiers={metric: frontier(ordered, metric, limits) for metric in metrics},
         shifts=shifts,
         excluded_groups=_excluded_groups(ordered),

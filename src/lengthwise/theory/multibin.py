@@ -240,7 +240,7 @@ def cuts_of(times: ServiceTimes, batch: int, bins: int, rule: str) -> Floats:
 
 
 def token_boundaries(tokens: npt.ArrayLike, batch: int, bins: int, rule: str = "learned") -> list[float]:
-    """Return up to k - 1 boundaries for lengths ``tokens`` [n], each half a token above the longest of its bin."""
+    """Return up to ``bins`` - 1 boundaries for lengths ``tokens`` [n], each half a token above its bin's longest."""
     lengths = np.asarray(tokens, float)
     if lengths.size and (lengths != np.rint(lengths)).any():
         raise InputError("tokens must be whole numbers; round predicted lengths first")

@@ -225,9 +225,13 @@ def queue_study(
     seed: int = 0,
     metadata: Sequence[str] = (),
 ) -> QueueStudy:
-    """Compare orders of service, by known and by predicted sizes, at each load."""
-    # ``sigma`` is the error of the predictor (``with_error``), unless ``pairs`` gives (true, predicted) sizes of a real
-    # one; ``sigmas`` are the errors of the curves of the retained share.
+    """Compare orders of service, by known and by predicted sizes, at each load.
+
+    Args:
+        sigma: Error of the predictor (``with_error``).
+        sigmas: Errors for which the share of the gap that predictions retain is computed.
+        pairs: (true, predicted) sizes of a real predictor, which replace the error ``sigma``.
+    """
     check_count("slots", slots)
     sampled = with_error(times, sigma, np.random.default_rng(seed)) if pairs is None else pairs
     by_sigma = [with_error(times, float(s), np.random.default_rng(seed)) for s in dict.fromkeys(map(float, sigmas))]

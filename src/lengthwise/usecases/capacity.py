@@ -48,7 +48,7 @@ class VariantCapacity:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return notes if no limit binds and on sessions, and warnings about steps, front end and cost tables."""
+        """Return notes on limits and sessions, and warnings about steps, front end and cost tables."""
         is_unlimited = self.capacity.binds == "throughput" and self.at is not None
         free = "No limit binds: at a higher rate the queue would grow without end." if is_unlimited else ""
         front = front_note(self.deployment.cost, self.capacity.rate_rps.value)

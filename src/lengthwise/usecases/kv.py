@@ -616,7 +616,9 @@ class _Savings:
 
     def of(self, size: CacheSize) -> CacheSize:
         """Return the size with the seconds that it saves."""
-        cached = self._at_pool if size.name == POOL else self._cached(size)
+        cached = self._at_pool
+        if size.name != POOL:
+            cached = [one.hits(size.blocks) * one.block_tokens for one in self.reuses]
         saved_s = self._saved(cached)
         per_hour = self._with_error(self._per_hour(saved_s), cached[0], self._no_tokens[0])
         return replace(size, saved_share=_share(saved_s, self._alone_s), saved_s_per_hour=per_hour)
@@ -639,9 +641,6 @@ class _Savings:
                 worth.value - usd, worth.half_width, worth.model_low - usd, worth.model_high - usd
             ),
         )
-
-    def _cached(self, size: CacheSize) -> list[Ints]:
-        return [one.hits(size.blocks) * one.block_tokens for one in self.reuses]
 
     def _saved(self, cached: Sequence[Ints]) -> list[Floats]:
         pairs = zip(self.reuses, cached, strict=True)

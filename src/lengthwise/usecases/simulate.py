@@ -17,7 +17,7 @@ from lengthwise import engine, metrics
 from lengthwise.backend.launch import chunks_prompts
 from lengthwise.config.scenario import Scenario, load
 from lengthwise.cost import model_error
-from lengthwise.metrics import Extrapolation, Rates, Slo, Summary
+from lengthwise.metrics import Extrapolation, Slo, Summary
 from lengthwise.report.formatting import two_digits
 from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.report.result import Result
@@ -163,8 +163,8 @@ def group_notes(records: Records, deployment: Deployment) -> list[str]:
         busy = np.minimum(own.totals.busy_s / own.end_s, 1.0).mean() if own.end_s > 0 else math.nan
         notes.append(
             f"Group {number}, {group_text(group)}: {served}, busy {busy:.0%}, {group.price_per_hour_usd:.2f} $/h; "
-            f"service rate of a replica {rates[0]:.3g} requests/s, whose error by the cost model is {error} (one "
-            "standard deviation)."
+            f"service rate of a replica {rates[0]:.3g} requests/s (standard deviation of the cost model's error: "
+            f"{error})."
         )
     return notes
 
@@ -191,7 +191,7 @@ def hidden_host_note(variant: Variant) -> str:
 
 def whole_prompts_note(deployment: Deployment) -> str:
     """Return a warning if the prefix cache is on but the scheduler never looks whole prompts up, otherwise ""."""
-    by_sglang = deployment.scheduler.sglang is not None  # It looks up whole prompts, too.
+    by_sglang = deployment.scheduler.sglang is not None  # SGLang looks whole prompts up, too
     if not deployment.limits.enable_prefix_caching or chunks_prompts(deployment) or by_sglang:
         return ""
     return (
@@ -203,7 +203,7 @@ def whole_prompts_note(deployment: Deployment) -> str:
 def limits_note(records: Records, workload: Workload) -> str:
     """Return a warning with the share of finished outputs that ``max_tokens`` cut off, or "" if it is 0.
 
-    Requests with ``ignore_eos`` never count as cut off, since they always reach it, but are among the finished ones.
+    Outputs with ``ignore_eos`` always end at ``max_tokens``: they count as finished, and not as cut off.
     """
     r = records.requests
     finished = r.status == Status.FINISHED
@@ -233,9 +233,9 @@ def unsteady_note(outcome: VariantOutcome) -> str:
         remedies.append(f"measure from run.warmup_s = {full_s:.0f} to run.time_limit_s = {last_s:.0f}")
     advice = " or ".join(remedies)
     return (
-        f"For {1 - rates.steady_share.value:.0%} of the measured time the load rises, as few sessions have reached "
-        f"later turns (until {full_s:.0f} s), or falls, as the last session has started (at {last_s:.0f} s). Rates, "
-        f"cost and waits are not those of a steady load{advice and f': {advice}'}."
+        f"The load is not steady for {1 - rates.steady_share.value:.0%} of the measured time: it rises until "
+        f"{full_s:.0f} s, while few sessions have reached later turns, and falls from {last_s:.0f} s on, when no more "
+        f"sessions start. Rates, cost and waits are not those of a steady load{advice and f': {advice}'}."
     )
 
 
@@ -296,18 +296,14 @@ def run(
         if perturbed:
             summary = metrics.with_model_error(summary, summaries[0], perturbed, model_error.LEVEL)
         if variant.scenario.workload.is_replay and summary.counts.finished == summary.counts.arrivals:
-            summary = replace(summary, rates=_without_intervals(summary.rates))
+            names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")  # fixed by the trace
+            fixed = {name: replace(getattr(summary.rates, name), half_width=math.nan) for name in names}
+            summary = replace(summary, rates=replace(summary.rates, **fixed))
         extrapolations = metrics.merge_extrapolations([one for _, _, one in variant_runs])
         records = variant_runs[0][0]
         assert records is not None  # those of the first seed are kept
         outcomes.append(VariantOutcome(variant, records, summaries, summary, extrapolations, len(perturbed)))
     return outcomes
-
-
-def _without_intervals(rates: Rates) -> Rates:
-    """Return the rates without sampling intervals, because a trace fixes them."""
-    names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
-    return replace(rates, **{name: replace(getattr(rates, name), half_width=math.nan) for name in names})
 
 
 def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:

@@ -18,7 +18,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, error_note
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import limit_text
-from lengthwise.schema.records import Records, Status
+from lengthwise.schema.records import Status
 from lengthwise.schema.speculation import DraftLength, SpeculationStudy
 from lengthwise.search import Load
 from lengthwise.statistics import drawn_estimate, mean_estimate
@@ -172,21 +172,14 @@ def _run(deployment: Deployment, load: Load, seed: int, requests: int, rate_rps:
     counted = records.requests.status == Status.FINISHED
     counted[: int(WARMUP_SHARE * requests)] = False
     tpot_s, jct_s = (_mean(request_column(records.requests, name)[counted]) for name in ("tpot_s", "jct_s"))
-    return _Run(tpot_s, jct_s, _tokens_per_step(records), _mean_batch(records))
+    tokens_per_step = 1.0 if records.speculation is None else records.speculation.tokens_per_step
+    step_s, seqs_s = float(records.series.step_s.sum()), float(records.series.seqs_s.sum())
+    return _Run(tpot_s, jct_s, tokens_per_step, seqs_s / step_s if step_s > 0 else math.nan)
 
 
 def _mean(values: np.ndarray) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
-
-
-def _tokens_per_step(records: Records) -> float:
-    return 1.0 if records.speculation is None else records.speculation.tokens_per_step
-
-
-def _mean_batch(records: Records) -> float:
-    step_s = float(records.series.step_s.sum())
-    return float(records.series.seqs_s.sum()) / step_s if step_s > 0 else math.nan
 
 
 def _draft_length(tokens: int, found: VariantCapacity, runs: list[_Runs], base: list[_Runs]) -> DraftLength:

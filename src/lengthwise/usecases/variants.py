@@ -111,7 +111,7 @@ def location_note(scenario: Scenario, expanded: Scenario, *, with_key: bool = Fa
 
 @contextmanager
 def engine_note(scenario: Scenario) -> Iterator[None]:
-    """Add a note to an InputError in this context: which settings that it names come from the scenario's engine."""
+    """Add a note to an InputError in this context: the settings in its message that are the engine's defaults."""
     try:
         yield
     except InputError as error:
@@ -260,6 +260,7 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
             cost=own.cost_source,
             host=scenario.deployment.host_overhead,
             memory_planner=scenario.deployment.memory_planner,
+            speculation=speculation(scenario),
         )
         _require_own_tables(own, decode)
     # A router of the decode side may choose any of its replicas: the link is that of all GPUs, and not of one pair.
@@ -403,7 +404,8 @@ _RULES: dict[str, tuple[_Rule, str]] = {
         "The least expected time of a batch of ``max_num_seqs``, for lengths of any distribution.",
     ),
 }
-"""Functions of (predicted lengths, bins, batch size) that return the longest length of every bin except the last."""
+"""Rules and their descriptions. A rule is a function of (predicted lengths, bins, batch size) that returns the longest
+length of every bin except the last."""
 BINNING_RULES = {name: f"Multi-Bin, boundaries from the workload: {text}" for name, (_, text) in _RULES.items()}
 """Description of each rule in one line."""
 

@@ -154,6 +154,7 @@ _ARRIVALS: Mapping[str, Callable[..., Arrivals]] = {"all_at_once": AllAtOnce, "g
 _MARGINALS: Mapping[str, Callable[..., Marginal]] = {
     "mean_median_p90": Quantiles.from_mean_median_p90,
     "quantiles": Quantiles,
+    # With ``before_cut``, mean and sd are those of the normal before its truncation.
     "truncated_normal": lambda mean, sd, high, *, before_cut=False: (
         TruncatedNormal if before_cut else TruncatedNormal.from_moments
     )(mean, sd, 1.0, high),

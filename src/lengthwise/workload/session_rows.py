@@ -361,9 +361,7 @@ def read_otel(source: Source) -> Workload:
         parents = [i for i in earlier if spans[i].end_ns > last_start_ns or spans[i].start_ns == last_start_ns]
         fork = parents[0] if len(parents) == 1 else -1
         if len(parents) > 1 and len(calls[parents[0]].parents) == 1:
-            fork = calls[parents[0]].parents[
-                0
-            ]  # it joins parallel calls, and its prompt continues the call before them
+            (fork,) = calls[parents[0]].parents  # joins parallel calls and continues the call before them
         may_continue = fork >= 0 and _begins_with(span.messages, spans[fork].messages)
         previous = _continued(calls, fork, span.prompt_tokens) if may_continue else -1
         delay_s = (span.start_ns - max((spans[i].end_ns for i in parents), default=span.start_ns)) / 1e9

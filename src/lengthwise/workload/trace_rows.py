@@ -419,7 +419,10 @@ def _first_fault(source: Source, form: RowFormat, columns: list[str], fallback: 
 
 
 def row_fault(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> str | None:
-    """Return the fault of a row's lengths, optional columns or, if ``columns`` has arrivals, arrival; None: none."""
+    """Return the first fault of a row, None if there is none: of its lengths, its optional columns, or its arrival.
+
+    The arrival is not checked if ``columns`` has no arrivals.
+    """
     for name in (form.prompt, form.output):
         value = _number(cells.get(name), form.kind)
         if value is None or not (form.min_tokens <= value < 2**53 and value == int(value)):

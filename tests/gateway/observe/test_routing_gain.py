@@ -91,7 +91,7 @@ def test_the_report_has_every_router_and_what_is_not_known(traffic) -> None:
     ]  # fmt: skip
     for name in ("observed", *(one.name for one in found.routers)):
         assert text.count(f"\n{name} ") == 2
-    assert "Not known:" in text
+    assert "Assumptions:" in text
     assert "reported cached tokens for 100 % of the requests" in text
     values = json.loads(json_text("routing_gain", vars(found) | {"services": [], "routers": []}))
     assert values["format"] == "lengthwise.routing_gain"

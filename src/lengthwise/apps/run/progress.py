@@ -165,7 +165,7 @@ class Clock:
             self.moved = (self.from_s, 0.0, 0.0)
         (moved_s, idle_s, late_s), loads_s, stage = self.moved, tracker.run_plan.loads_s, max(0, tracker.now.stage)
         clock_s = self.at_s - tracker.late_s  # of the plan, which stands still while an engine is overdue
-        # A new plan is of the work that was left then, a resumed run's plan of all work.
+        # A new plan covers the work that was left when it was made; the plan of a resumed run covers all work.
         planned_s = tracker.planned_s * (1.0 if self.from_s > 0.0 else 1.0 - self.before)
         loaded_s = min(sum(loads_s[stage : stage + 1]), max(0.0, moved_s - tracker.stage_s))
         return time_left(

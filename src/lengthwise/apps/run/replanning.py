@@ -1,4 +1,4 @@
-"""Planning of the rest of a run, once its output lengths or its clock have left what the plan assumed."""
+"""Plans the rest of a run when its output lengths or its times differ from the plan."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ class Replanner:
             return None
         if ratios:
             times = ", ".join(f"{self.tasks.models[model]} {ratio:.2g} times" for model, ratio in ratios.items())
-            reason = f"answers are not as long as planned: of {times}"
+            reason = f"answers are not as long as planned ({times} as long)"
         else:
             when = "sooner" if deviation.at_s < deviation.planned_s else "after"
             reason = f"stage {deviation.stage + 1} ends {when} than planned"
@@ -266,12 +266,12 @@ class Replanner:
             rest.tasks, draws, self.space.models, self.space.cluster, times=self.space.times, options=self.options
         )
         new = [simulate_plan(one, found.planned, found.reserve, started=started) for one in stages]
-        kept_s, new_s = (float(np.mean([one.end_s for one in simulated])) for simulated in (retained, new))
+        old_s, new_s = (float(np.mean([one.end_s for one in simulated])) for simulated in (retained, new))
         gain_s = np.array([before.end_s - after.end_s for before, after in zip(retained, new, strict=True)])
         noise_s = 2.0 * gain_s.std(ddof=1) / math.sqrt(len(gain_s))
-        if new_s < kept_s * (1.0 - MIN_GAIN) and gain_s.mean() > noise_s:
+        if new_s < old_s * (1.0 - MIN_GAIN) and gain_s.mean() > noise_s:
             self.stages, self.reserve = found.planned, found.reserve
-            reason += f"; the rest is planned anew: {new_s:.0f} s rather than {kept_s:.0f} s"
+            reason += f"; a new plan for the rest takes {new_s:.0f} s rather than {old_s:.0f} s"
             return RevisedPlan(_run_plan(found.planned, found.reserve, new), True, reason)
         self.stages, self.reserve = old, reserve
         return RevisedPlan(_run_plan(old, reserve, retained), False, f"{reason}; no other plan would end sooner")

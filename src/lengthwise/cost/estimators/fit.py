@@ -53,9 +53,8 @@ def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
     shard, kernels = rows.where(rows["tp"] > 0), rows.where(rows["tp"] == 0)
     if "fused moe" in shard.operators:
         raise ProfileError(
-            f"fused moe of the profile {profile.metadata.name} must be of a kernel (tp 0), which all its experts "
-            "describe; it is of a shard, imported by an earlier release that took the activated experts for all. "
-            "Import the profile again"
+            f"rows of fused moe must have tp 0, as those of kernels; in the profile {profile.metadata.name} they have "
+            "the tp of a shard, and count only the activated experts. Import the profile again"
         )
     model = _measured_model(profile, target) if len(shard) else target.model
     is_same_gpu = gpu.name == target.gpu.name
@@ -176,7 +175,7 @@ def _measured_model(profile: Profile, target: Target) -> ModelSpec:
             "no catalog; use a profile of this model, or of model-independent kernels"
         ) from error
     own, other = (replace(one, name="", max_model_len=0, metadata=ModelFacts()) for one in (model, target.model))
-    return target.model if own == other else model  # fine-tunes and quantisations of one model share its shapes
+    return target.model if own == other else model  # fine-tuned and quantized variants of a model share its shapes
 
 
 def reach_of(source: Source, target: Target) -> Reach:
@@ -396,7 +395,7 @@ def profile_tables(
 
     Args:
         place: "FILE.parquet", "FILE.parquet#ESTIMATOR" or "FILE.parquet#ESTIMATOR@BACKEND".
-        cache: Folder for fitted tables. "user" is the folder that platformdirs gives, None fits them again.
+        cache: Folder in which fitted tables are cached. "user" is the user's cache folder; None disables the cache.
     """
     file, mark, choice = place.rpartition("#")
     name, _, backend = choice.partition("@") if mark else ("", "", "")

@@ -27,12 +27,18 @@ _DTYPE = "float16"
 def import_vidur(
     folder: Path | str, model: ModelSpec, device: str, *, node: NodeSpec | None = None, keep_surrogates: bool = False
 ) -> Profile:
-    """Import a model on a device, at all TP degrees, from a folder like Vidur's ``data/profiling``.
+    """Import the measurements of a model on a device, at all TP degrees, from a folder like Vidur's ``data/profiling``.
 
-    ``model`` names a folder and selects rows. ``device`` is a folder under compute/ ("a100"), or a GPU whose name
-    starts with a folder's name. ``node`` selects the network folder (if None, the device's pairwise NVLink, or DGX).
-    ``spread_s`` follows from the standard deviation, as for a normal distribution. With ``keep_surrogates``, made-up
-    attention rows remain, listed in ``machine["made_up"]``. Raises ProfileError if a folder, file or column is missing.
+    ``spread_s`` is the interquartile range of a normal distribution with the measured standard deviation.
+
+    Args:
+        model: Its name is that of a folder, and its shapes select rows.
+        device: Name of a folder under ``compute``, such as "a100", or of a GPU that begins with such a name.
+        node: Selects the network folder; None: the device's folder of pairwise NVLink, or else of DGX.
+        keep_surrogates: Keep attention rows that are marked as made up, and list them in ``machine["made_up"]``.
+
+    Raises:
+        ProfileError: A folder, file or column is missing.
     """
     root = Path(folder)
     place = device_folder(root, device)

@@ -141,7 +141,7 @@ def lengths(rows: Sequence[Row]) -> dict[str, Any]:
 
 POLICY_INTERVAL_S = 5.0
 _DRAWS, _BLOCKS = 30, 12
-MAX_POLICY_REQUESTS = 1000  # most requests in the table, whose computation blocks the event loop for milliseconds
+MAX_POLICY_REQUESTS = 1000  # requests in the table, whose computation blocks the event loop for milliseconds
 MIN_INTERVAL_REQUESTS = 4 * _BLOCKS  # requests from which on statistics have intervals
 _MIN_BEYOND = 5  # requests beyond a quantile from which on it has an interval
 

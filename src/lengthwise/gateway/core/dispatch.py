@@ -54,7 +54,7 @@ def drain_times_s(
 
 
 class WorkerPool:
-    """All workers. ``up`` are those that may get requests, in the fleet's order. In mode rra they are ``phased``."""
+    """All workers. ``up`` are those that may get requests, in the fleet's order. If ``phased``, they report phases."""
 
     def __init__(self, dispatch: Dispatch, *, passthrough: bool, phased: bool = False) -> None:
         self._dispatch, self.passthrough, self._phased = dispatch, passthrough, phased

@@ -165,12 +165,12 @@ class Scheduler:
     def on_queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> bool:  # noqa: A002
         """Queue a request again, because its worker reported a full queue.
 
-        Each report refuses the request. The worker backs off, with a lower limit. From the second refusal in a row on,
-        the request waits twice as long as its worker backs off, if other requests wait. A refusal by a worker that has
-        accepted another request since it last refused this one may be due to the request. After such a refusal, and
-        from the fifth refusal in a row on, no worker backs off: the request is deferred for 2 s. Return False if the
-        request must end: at its tenth such refusal, or at the third of these with no other request in the engine's
-        queue. (One does not suffice: requests that reach an engine in one step compete for its queue.)
+        The worker backs off, with a lower limit. From the second refusal in a row on, the request waits twice as long
+        as its worker backs off, if other requests wait. If a worker has accepted another request since it last refused
+        this one, its refusal is *suspect*: the cause may be the request. After a suspect refusal, and from the fifth
+        refusal in a row on, no worker backs off: the request is deferred for 2 s. Return False if the request must end:
+        after ten suspect refusals, or three by engines in whose queue no other request waited. (One does not suffice:
+        requests that reach an engine in one step compete for its queue.)
         """
         if (entry := self.entries.get(id)) is None:
             return True

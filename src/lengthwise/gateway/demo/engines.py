@@ -100,7 +100,10 @@ async def _start_all(stack: ExitStack, python: str, model: Path, folder: Path) -
 
 
 def abortable_sleep(aborted: threading.Event) -> Callable[[float], None]:
-    """Return a sleep function that raises EngineError once ``aborted`` is set. Later calls only sleep."""
+    """Return a sleep function whose first call after ``aborted`` is set raises EngineError.
+
+    Later calls sleep as usual: they wait for the engine to stop.
+    """
     has_raised = False
 
     def sleep(seconds: float) -> None:

@@ -136,7 +136,7 @@ def _check_numbers(body: bytes, prompt: Any) -> None:
         if _EXPONENT not in marks and _DIGITS not in marks:
             return
     try:
-        msgspec.json.decode(body)  # of a text, faster than the search above
+        msgspec.json.decode(body)  # for a prompt that is text, this is faster than the search above
     except msgspec.DecodeError as error:
         reason = str(error).partition(" - at ")[0]
         raise invalid(None, f"The body must be valid JSON: {reason}.", "invalid_json") from None
@@ -275,11 +275,11 @@ def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -
     return text, tokens, hasher.of_ids(prompts[0], model=body.model, tenant=tenant)
 
 
-_FRAME_BYTES = 256  # of a body without its text; what is longer may contain other text
+_FRAME_BYTES = 256  # a body with more bytes than this beside its text may contain other text
 
 
 def _other_tokens(body: Chat | Completion) -> int:
-    """Estimate the tokens of texts that a chat template adds to those of the messages, or an engine to the prompt."""
+    """Estimate the tokens of other fields that become part of the prompt, such as ``tools`` and ``suffix``."""
     if isinstance(body, Completion):
         raws = [body.suffix]
     else:

@@ -56,7 +56,7 @@ def invalid(param: str | None, message: str, code: str | None = None, status: in
 
 
 def unknown_model(name: str) -> Fault:
-    """Return the Fault 404 for a model that does not exist or that the key cannot access, without a difference."""
+    """Return the Fault 404, the same for a model that does not exist and for one that the key cannot access."""
     message = f"The model {quoted(name)} does not exist or you do not have access to it."
     return Fault(404, "model", message, param="model", code="model_not_found")
 

@@ -111,7 +111,7 @@ class WriteTimeout:
 
 
 _DISCARD_S = 2.0
-_DISCARD_BYTES = 4 << 20  # most bytes that are discarded, besides ``limits.body_bytes``
+_DISCARD_BYTES = 4 << 20  # maximum number of bytes that are discarded, besides ``limits.body_bytes``
 _DISCARDING_CONNECTIONS = 100  # connections beyond the limit whose input is discarded; further ones close at once
 _HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]\-]*")
 _OTHER_VERSION = ("Send the request by HTTP/1.1.", "http_version", 505)

@@ -146,7 +146,7 @@ class EngineMetadata:
     """Properties of an engine that a probe has found."""
 
     capabilities: Capabilities = field(default_factory=Capabilities)
-    slots: int | None = None  # most sequences that run at once; None: unknown
+    slots: int | None = None  # maximum number of sequences that run at once; None: unknown
     kv_tokens: int | None = None  # size of the KV cache; None: unknown
     priority_sign: int = 0  # SMALLER or LARGER; 0 if the engine accepts no priorities, or none are used
     orders_by_priority: bool | None = None  # None: unknown, because every vLLM accepts priorities

@@ -67,7 +67,7 @@ class Monitor:
             text = f"{len(rows)} requests so far; at least {MIN_REQUESTS} are needed."
             return as_json(Gain(TOO_FEW, text, len(rows), 0.0))
         if self.estimate is not None and self.estimate["decision"] == TOO_FEW:
-            self.estimate = None  # no longer true while the first estimate runs
+            self.estimate = None  # the requests suffice now, and the first estimate follows
         lines = [json.dumps(asdict(self.order)), *(json.dumps(as_dict(row)) for row in rows)]
         pipe = asyncio.subprocess.PIPE
         command = (sys.executable, "-m", "lengthwise.gateway.observe")

@@ -1,8 +1,8 @@
 """Replay recorded requests under several orders: the simulator serves them on engines fitted to the observations.
 
-Compiled, ``isrtf`` follows the preemption policy alone. The gateway preempts less often, because it also compares the
-gain of a preemption with the costs that it has observed at each worker. A ``VirtualGateway`` does the same, and is a
-thousand times slower.
+Under ``isrtf`` the compiled simulator preempts by the preemption policy alone. The gateway preempts less often, because
+it also compares the gain of a preemption with the costs that it has observed at each worker. A ``VirtualGateway`` would
+do the same, but is a thousand times slower.
 """
 
 from __future__ import annotations

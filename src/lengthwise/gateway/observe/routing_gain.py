@@ -3,8 +3,8 @@
 The simulator serves the recorded requests, with their sessions and shared prefixes, on engines that are fitted to the
 observations (``replay``) and cache prefixes. Each router runs once. Intervals come from a block bootstrap of the pairs
 (a request's time under the router, its time under the central queue): blocks of consecutive requests are drawn.
-On 20 samples of 1,000 requests, at simulated engines, 39 of 40 intervals of mean TTFT and JCT contained the ratio of
-all samples together, and the estimates differed from the sample's true ratio by 0.02 to 0.03.
+On 20 samples of 1,000 requests, at simulated engines, 39 of the 40 intervals of mean TTFT and JCT contained the ratio
+of all samples together, and the estimates differed from their sample's true ratio by 0.02 to 0.03.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RoutingGain:
     observed_jct_s: tuple[float, float] = (math.nan, math.nan)
     routers: tuple[RouterGain, ...] = ()
     services: tuple[Service, ...] = ()
-    unknown: tuple[str, ...] = ()  # assumptions of the estimate, one sentence each
+    assumptions: tuple[str, ...] = ()  # assumptions and limits of the estimate, one sentence each
     level: float = LEVEL  # confidence of each interval
 
 
@@ -134,7 +134,7 @@ def routing_gain(
         observed_jct_s=_times(jct_s),
         routers=tuple(found),
         services=tuple(services),
-        unknown=_unknown(trace, sizes, found[0], float(jct_s.mean())),
+        assumptions=_assumptions(trace, sizes, found[0], float(jct_s.mean())),
     )
 
 
@@ -243,7 +243,7 @@ def _best(found: list[RouterGain]) -> str:
     return f"{text}, its 99th percentile by {format_change(p99)}."
 
 
-def _unknown(trace: Trace, sizes: list[int | None], central: RouterGain, observed_jct_s: float) -> tuple[str, ...]:
+def _assumptions(trace: Trace, sizes: list[int | None], central: RouterGain, observed_jct_s: float) -> tuple[str, ...]:
     reported = float(np.isfinite(_reported_tokens(trace)).mean())
     error = 100 * (central.jct_s[0] / observed_jct_s - 1)
     others = "" if reported == 1 else "; for the others, beginnings that the engine got before count as cached"
@@ -281,5 +281,5 @@ def routing_text(gain: RoutingGain) -> str:
             seconds = getattr(one, times)
             shown = f"{one.name:26}{seconds[0]:>10.3f} s  {mean:<26}{seconds[1]:>10.3f} s  {p99:<26}"
             lines.append(f"{shown}{100 * one.cached_share:.0f} %")
-    lines += ["", "Not known:", *(f"- {text}" for text in gain.unknown), ""]
+    lines += ["", "Assumptions:", *(f"- {text}" for text in gain.assumptions), ""]
     return "\n".join([*lines, f"Intervals: {100 * gain.level:g} % each, by a paired block bootstrap of this traffic."])

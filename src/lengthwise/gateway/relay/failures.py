@@ -51,7 +51,7 @@ class AttemptInterruptedError(Exception):
     """The gateway stopped an attempt: "preemption", "worker gone", "stopped", "request ended" or "slow reader"."""
 
 
-MAX_RETRIES, MAX_OWNER_RETRIES = 10.0, 5.0  # most retries in a row, in total and of one owner
+MAX_RETRIES, MAX_OWNER_RETRIES = 10.0, 5.0  # retries in a row, in total and of one owner
 _ONE = 1.0 - 1e-9  # a sum of shares may be rounded to just below 1
 MAX_OWNERS = 4096  # owners whose budget is not full; beyond it the budget of the oldest retry's owner is full again
 

@@ -62,7 +62,7 @@ async def resumable_tokens(response: TrackedStream, worker: EngineWorker, model:
     return response.flushed_tokens
 
 
-MAX_TEXT_BYTES = 1 << 21  # most bytes of a response's events that are stored for a predictor
+MAX_TEXT_BYTES = 1 << 21  # maximum number of bytes of a response's events that are stored for a predictor
 
 
 class GeneratedText:
@@ -163,10 +163,14 @@ class RelayedRequest:
         self._rejection: EngineRejectedError | None = None  # by an engine, while a peer checks the request
         self._attempt: Attempt | None = None
         self._worker: EngineWorker | None = None
-        self._attempts = self._failures = self._preempt_chunks = self._start_tokens = 0
-        self._window_end, self._content_type = 1, ""
+        self._attempts = self._failures = 0
+        self._start_tokens = 0  # output tokens before the current attempt
+        self._preempt_chunks = 0  # chunks since the scheduler requested a preemption
+        self._content_type = ""
+        self._window_end = 1  # output tokens at which progress is noted next
         self._queue_full_since_s: float | None = None
-        self._resuming = self._output_started = self._attempt_output_started = False
+        self._resuming = False  # whether the next attempt continues the output, instead of starting it
+        self._output_started = self._attempt_output_started = False  # in any attempt, in the current attempt
         self._retry_state_released = self._done = self._sending_stopped = False
         ticket.on_interrupt = self._on_interrupt
 

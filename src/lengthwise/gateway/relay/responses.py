@@ -15,7 +15,7 @@ from lengthwise.gateway.relay.failures import IN_STREAM_ERROR, MALFORMED, Upstre
 from lengthwise.gateway.relay.sse import EventSplitter, EventTemplate, ResponseOptions
 
 MAX_PREAMBLE_BYTES = 1 << 16
-PREEMPTION_WAIT_CHUNKS = 16  # most chunks for which a preemption waits until the text of all tokens has been sent
+PREEMPTION_WAIT_CHUNKS = 16  # chunks for which a preemption waits at most until the text of all tokens is sent
 MAX_COUNT_DIGITS = 15  # digits of a number of tokens
 _EXCERPT = 300
 
@@ -92,9 +92,9 @@ class UntrackedStream(ResponseReader):
     """A stream of ``choices`` outputs that passes unchanged, except for its usage.
 
     Tokens are counted by the usage that the engine reports, or by events if it reports none. ``hide_usage`` removes the
-    chunk with the total usage, and ``hide_usage_each`` that of the other chunks, which the client does not request.
-    ``event_tokens`` is the most tokens of an event. A malformed event does not go to the client, and ends the attempt
-    unless the output is complete. An event that is too long is skipped up to its end.
+    chunk with the total usage, and ``hide_usage_each`` the usage in all other chunks, if the client did not request
+    them. ``event_tokens`` is the maximum number of tokens of an event. A malformed event does not go to the client, and
+    ends the attempt unless the output is complete. An event that is too long is skipped up to its end.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class BufferedResponse(ResponseReader):
         return body
 
 
-ID_BYTES = 12  # most bytes of a token id in an event; a prompt has at most as many tokens as bytes
+ID_BYTES = 12  # maximum number of bytes of a token id in an event; a prompt has at most as many tokens as bytes
 
 
 class TrackedStream(ResponseReader):
@@ -300,8 +300,9 @@ class TrackedStream(ResponseReader):
     def should_preempt(self, num_chunks: int) -> bool | None:
         """Return True to preempt the request now, False to wait for the next chunk, or None never to preempt it.
 
-        A preemption waits until the text of all tokens has been sent, for at most PREEMPTION_WAIT_CHUNKS chunks.
-        ``num_chunks`` is the number of chunks since the scheduler requested the preemption.
+        A preemption waits until the text of all tokens has been sent. After PREEMPTION_WAIT_CHUNKS chunks it happens
+        without that text, or not at all if ids of these tokens have been sent. ``num_chunks`` is the number of chunks
+        since the scheduler requested the preemption.
         """
         if self.all_flushed or num_chunks <= PREEMPTION_WAIT_CHUNKS:
             return self.all_flushed

@@ -14,7 +14,8 @@ from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, Par
 from lengthwise.schema.deployment import Deployment
 
 SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
-"""Standard deviations of log(value): of kernels and collectives if the tables state no errors, and of all seconds."""
+"""Standard deviations of log(value): of the factors of kernels and of communication, unless the tables state errors,
+and of parameters in seconds."""
 MIN_PRIOR_LOG_SD = 0.25  # smallest deviation of a factor, whatever errors the tables state
 CLIENT_S, MASKED_S = 1e-3, 1e-12  # centers if the tables have no seconds of a front end, or no prefill attention
 PARTS = {
@@ -140,7 +141,8 @@ def part_errors(
     """Estimate the errors of the parts of the tables from the intervals of the fitted parameters.
 
     ``shares`` are d log(time between tokens) / d log(parameter). The error of "step" is the part of ``tpot_log_sd``
-    that the parts' errors do not explain. The excess of ``ttft_log_sd`` over it is attributed to prefill and host.
+    that the parts' errors do not explain. The excess of ``ttft_log_sd`` over ``tpot_log_sd`` is attributed to prefill
+    and host.
     """
     sds = {p.name: _log_sd(p) for p in found}
     by_name = {p.name: p for p in found}
