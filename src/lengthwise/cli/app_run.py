@@ -95,7 +95,7 @@ def run(
             resume=resume, monitor=monitor,
         )  # fmt: skip
     if report is not None:
-        from lengthwise.cli.app_report import facts_of_run
+        from lengthwise.usecases.app_report import facts_of_run
         from lengthwise.report.apps import write_app_html
 
         details = facts_of_run(requested, planned, app_file.stem, done)

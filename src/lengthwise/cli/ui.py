@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
@@ -10,16 +11,22 @@ EXAMPLES = """\b
 Examples:
   lengthwise ui
   lengthwise ui --port 8131 --host 0.0.0.0
+  lengthwise ui --run run
 """
 
 
 def run(
     host: Annotated[str, Option(help="Address. One that other machines reach needs the printed token.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0: a free one.")] = 8130,
+    runs: Annotated[
+        list[Path] | None,
+        Option("--run", metavar="DIR", help="Show the progress of the app run in this folder; repeatable."),
+    ] = None,
 ) -> None:
     """Open a planner in the browser: plan a deployment, search for GPUs, compare schedulers."""
-    from lengthwise.cli import mcp
-    from lengthwise.ui import server
+    from lengthwise.cli import examples, mcp
+    from lengthwise.ui import applications, server
 
     tools = (mcp.simulate, mcp.capacity, mcp.search, mcp.explain, mcp.compare, mcp.catalog)
-    server.serve(host, port, None if host in server.LOOPBACK else server.new_token(), tools)
+    pages = (*server.PAGES, applications.page(examples.folder(), runs or ()))
+    server.serve(host, port, None if host in server.LOOPBACK else server.new_token(), tools, pages)

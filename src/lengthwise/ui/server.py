@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 PAGES: tuple[Page, ...] = (plan.PAGE, search.PAGE, schedulers.PAGE)
-"""The pages in the order of the navigation; the first is at /."""
+"""The pages that need nothing of the command line, in the order of the navigation; the first is at /."""
 MAX_BODY_BYTES, MAX_ANSWER_BYTES = 64 * 1024, 16 * 1024 * 1024
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEADERS = {
@@ -34,14 +34,16 @@ HEADERS = {
 }
 
 
-def serve(host: str, port: int, token: str | None, tools: Sequence[api.Tool] = ()) -> None:
-    """Serve the planner until the process is interrupted, and ``tools`` as its JSON API.
+def serve(
+    host: str, port: int, token: str | None, tools: Sequence[api.Tool] = (), pages: Sequence[Page] = PAGES
+) -> None:
+    """Serve ``pages`` until the process is interrupted, and ``tools`` as the JSON API.
 
     Raises MissingExtraError and InputError (a taken port).
     """
     import socket
 
-    application = app(token, host, tools)
+    application = app(token, host, tools, pages)
     import threading
 
     import uvicorn
@@ -71,7 +73,9 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
-def app(token: str | None = None, host: str = "127.0.0.1", tools: Sequence[api.Tool] = ()) -> Starlette:
+def app(
+    token: str | None = None, host: str = "127.0.0.1", tools: Sequence[api.Tool] = (), pages: Sequence[Page] = PAGES
+) -> Starlette:
     """Return the web application. With a token, every request needs it, in the query once or in a cookie.
 
     Raises MissingExtraError without the extra ``ui``.
@@ -83,22 +87,22 @@ def app(token: str | None = None, host: str = "127.0.0.1", tools: Sequence[api.T
         from starlette.routing import Route
     except ImportError as error:
         raise MissingExtraError("the planner in the browser", "ui") from error
-    site = _Site(tools)
+    site = _Site(tools, pages)
 
     def route(path: str, handler: Any, method: str = "GET") -> Route:
         return Route(path, partial(_guarded, token=token, handler=handler), methods=[method])
 
     routes = [
-        *(route("/" if at == 0 else f"/{page.name}", partial(site.page, page=page)) for at, page in enumerate(PAGES)),
-        *(route(f"/choices/{page.name}", partial(site.choices, page=page)) for page in PAGES),
+        *(route("/" if at == 0 else f"/{page.name}", partial(site.page, page=page)) for at, page in enumerate(pages)),
+        *(route(f"/choices/{page.name}", partial(site.choices, page=page)) for page in pages),
         *(
             route(f"/answers/{page.name}/{name}", partial(site.answer, function=function), "POST")
-            for page in PAGES
+            for page in pages
             for name, function in page.answers.items()
         ),
         *(
             route(f"/jobs/{page.name}/{name}", partial(site.start, page=page, function=function), "POST")
-            for page in PAGES
+            for page in pages
             for name, function in page.jobs.items()
         ),
         route("/jobs/{id}", site.progress),
@@ -176,8 +180,8 @@ async def _values(request: Request) -> dict[str, Any]:
 class _Site:
     """The handlers of requests, with the pool that runs their tasks."""
 
-    def __init__(self, tools: Sequence[api.Tool]) -> None:
-        self.pool, self.tools = Pool(), tools
+    def __init__(self, tools: Sequence[api.Tool], pages: Sequence[Page]) -> None:
+        self.pool, self.tools, self.pages = Pool(), tools, pages
 
     def _task(self, request: Request, kind: int, function: Callable[[Task], Any]) -> Task:
         session = self.pool.session(request.cookies.get("session"))
@@ -186,7 +190,7 @@ class _Site:
     async def page(self, request: Request, *, page: Page) -> Response:
         from starlette.responses import HTMLResponse
 
-        text, security_policy = html(page, PAGES)
+        text, security_policy = html(page, self.pages)
         response = HTMLResponse(text, headers=HEADERS | {"content-security-policy": security_policy})
         session = self.pool.session(request.cookies.get("session"))
         response.set_cookie("session", session.key, httponly=True, samesite="strict")
