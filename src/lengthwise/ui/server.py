@@ -35,6 +35,9 @@ def serve(host: str, port: int, token: str | None) -> None:
     """Serve the planner until the process is interrupted. Raises MissingExtraError and InputError (a taken port)."""
     import socket
 
+    from lengthwise import engine
+
+    engine.compile_in_background()  # until it is done, the reference answers
     application = app(token, host)
     import uvicorn
 
