@@ -123,6 +123,8 @@ def test_a_long_prompt_is_rejected_and_reported(cli, scenario_file, tmp_path):
 def test_an_uncompiled_engine_is_announced(cli, scenario_file, monkeypatch):
     monkeypatch.setattr("lengthwise.engine.simulation.ready", lambda: False)
     assert "compiling the simulator (first run only" in cli("simulate", scenario_file).err
+    monkeypatch.setattr("lengthwise._jit.compile_detached", lambda _: True)
+    assert "reference engine gives the same answer" in cli("simulate", scenario_file, "--jobs", "1").err
     assert cli("simulate", scenario_file, "--quiet").err == ""
 
 

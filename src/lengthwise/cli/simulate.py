@@ -84,7 +84,7 @@ def run(
 
     with progress.simulating(quiet=quiet) as advance:
         outcomes = simulate.run(
-            scenario, variants=variants, jobs=jobs, progress=advance, log_steps=timeline is not None
+            scenario, variants=variants, jobs=jobs, progress=advance, log_steps=timeline is not None, in_processes=True
         )
     results = [simulate.result_of(outcome) for outcome in outcomes]
     if not quiet:

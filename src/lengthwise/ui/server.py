@@ -43,9 +43,12 @@ def serve(
     """
     import socket
 
-    application = app(token, host, tools, pages)
     import threading
 
+    from lengthwise import engine
+
+    engine.compile_in_background()  # until it is done, the reference answers
+    application = app(token, host, tools, pages)
     import uvicorn
 
     # The first answer loads the modules and the compiled kernel.
