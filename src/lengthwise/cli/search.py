@@ -38,7 +38,10 @@ def run(
     scenario_file: OptionalScenario = None,
     *,
     model: Model = None,
-    gpu: Annotated[str | None, Option(metavar="NAME,...", help="GPUs of the catalog to compare.")] = None,
+    gpu: Annotated[
+        str | None,
+        Option(metavar="NAME,...", help="GPUs of the catalog to compare.", autocompletion=options.names("gpus")),
+    ] = None,
     rate: Rate = None,
     workload: WorkloadName = None,
     limit: Limits = None,

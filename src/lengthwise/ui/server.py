@@ -42,7 +42,6 @@ def serve(
     Raises MissingExtraError and InputError (a taken port).
     """
     import socket
-
     import threading
 
     from lengthwise import engine
