@@ -42,18 +42,13 @@ FILE = "data/profiles/aiconfigurator/silicon_sample.csv.gz"
 GPUS = {"h100_sxm": "H100", "h200_sxm": "H200", "b200_sxm": "B200", "gb200": "GB200", "gb300": "GB300"}
 RACK = 72  # GPUs of GB200 and GB300 that NVLink joins: workers of P/D on others are joined by their network
 MODELS = {
-    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
-    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
-    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
-    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
-    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
-    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
-    "nvidia/DeepSeek-R1-NVFP4": "deepseek-v3",
-    "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-v3",
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b", "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b", "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3", "deepseek-ai/DeepSeek-R1": "deepseek-v3",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-v3", "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-v3",
     "moonshotai/Kimi-K2.5": "kimi-k2",  # the text part has the shapes of K2
-    "Qwen/Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
-    "zhipuai/GLM-5": "glm-5",
-}
+    "Qwen/Qwen3.5-397B-A17B": "qwen3.5-397b-a17b", "zhipuai/GLM-5": "glm-5",
+}  # fmt: skip
 DTYPES = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "int4_wo": "int4", "": "bfloat16"}
 NODE_GPUS, WIDE_EP = 8, 16
 SAME, EQUAL = 0.02, 1e-3

@@ -30,13 +30,10 @@ ROCM = "MI300X"
 """Another software stack: predicted from the hosts of other stacks, whose predictions do not use it."""
 ENGINES = ("vLLM", "TensorRT-LLM", "Deepspeed-MII")
 MODELS = {
-    "meta-llama/Llama-2-7b-hf": "llama-2-7b",
-    "meta-llama/Meta-Llama-3-8B": "llama-3-8b",
-    "mistralai/Mistral-7B-v0.1": "mistral-7b",
-    "meta-llama/Llama-2-70b-hf": "llama-2-70b",
-    "meta-llama/Meta-Llama-3-70B": "llama-3-70b",
-    "mistralai/Mixtral-8x7B-v0.1": "mixtral-8x7b",
-}
+    "meta-llama/Llama-2-7b-hf": "llama-2-7b", "meta-llama/Meta-Llama-3-8B": "llama-3-8b",
+    "mistralai/Mistral-7B-v0.1": "mistral-7b", "meta-llama/Llama-2-70b-hf": "llama-2-70b",
+    "meta-llama/Meta-Llama-3-70B": "llama-3-70b", "mistralai/Mixtral-8x7B-v0.1": "mixtral-8x7b",
+}  # fmt: skip
 STEPS_S = (0.0, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2)
 SEQUENCES_S = (0.0, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4)
 EVERY = 10

@@ -907,6 +907,7 @@ class Replica:
         is_blocked: Whether the replica forms no step before the oldest step in flight ends: the last one was empty.
         gate: The admission test of memory reserved by predicted length, or None.
         drafts: How many tokens the drafter has proposed for each sequence of the next step.
+        finished: How many of its requests have ended.
         preempted_tokens: Computed tokens of the requests preempted for lack of memory since the last step.
         totals: Sums over the replica's steps, a record of ``kernel_layout.replica_t``.
         stage_free_s: When each pipeline stage ends its last step.
@@ -931,11 +932,11 @@ class Replica:
         self.sglang: Any = None
         self.trtllm: Any = None
         self.overlaps = setup.params.sglang and setup.params.async_scheduling
-        share = setup.params.max_recompute_share
-        self.gate = MemoryGate(share, setup.needs) if setup.params.reserve else None
+        share, budget = setup.params.max_recompute_share, setup.params.preemption_budget
+        self.gate = MemoryGate(share, budget, setup.needs) if setup.params.reserve else None
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = self.preempted_tokens = 0
-        self.phase_steps = self.phase_rounds = self.steps_since_check = 0
+        self.finished = self.phase_steps = self.phase_rounds = self.steps_since_check = 0
         self.pending = self.check_preemption = self.is_blocked = False
         self.host_free_s, self.wake_s = 0.0, math.inf
         self.drafts = 0
@@ -975,7 +976,8 @@ class Replica:
         if self.queue.waiting and len(self.running) < params.max_num_seqs:
             idle_s = step.busy_s * len(step.decodes) / tokens * self.pool.free / params.total_blocks
         if row["busy_s"] > 0:
-            self.gate.adapt(spent_s, idle_s, row["tokens"] / (params.total_blocks * params.block_size * row["busy_s"]))
+            turnovers_per_s = row["tokens"] / (params.total_blocks * params.block_size * row["busy_s"])
+            self.gate.adapt(spent_s, idle_s, turnovers_per_s, self.finished)
 
     @property
     def loaded(self) -> list[Request]:
