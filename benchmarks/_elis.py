@@ -213,14 +213,12 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     return {
         "elis.gap_closed": headline(near[HEADLINE]),
         "elis.p99_over_oracle": headline(near[HEADLINE], "p99_over_oracle"),
-        "elis.gap_closed_at_p99_115": headline(fair[HEADLINE]),
-        "elis.by_predictor": by_predictor,
+        "elis.gap_closed_at_p99_115": headline(fair[HEADLINE]), "elis.by_predictor": by_predictor,
         "elis.frontier": {name: frontier(evaluated, name) for name in names},
-        "elis.table5": table5(evaluated, near[HEADLINE], HEADLINE),
-        "elis.figure6": figure6(evaluated),
+        "elis.table5": table5(evaluated, near[HEADLINE], HEADLINE), "elis.figure6": figure6(evaluated),
         "elis.queueing": queueing(evaluated["opt13" if quick else "lam13"]),
         "elis.prediction_time": prediction_time(shared, evaluated, quick=quick),
-    }
+    }  # fmt: skip
 
 
 def table5(evaluated: Tables, own: str, predictor: str) -> dict[str, Any]:

@@ -299,7 +299,8 @@ def trtllm_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
 def reserves(draw: st.DrawFn) -> dict[str, Any]:
     """Whether memory is reserved by predicted length."""
     share = draw(st.sampled_from([0.0, 0.01, 0.2, 30.0, float("inf")]))
-    return {"reserve": draw(st.booleans()), "max_recompute_share": share}
+    budget = draw(st.sampled_from([float("inf"), 0.0, 0.3]))
+    return {"reserve": draw(st.booleans()), "max_recompute_share": share, "max_preemptions_per_request": budget}
 
 
 @st.composite

@@ -5,6 +5,7 @@ from .deployment_builder import kv_transfer_between as kv_transfer_between
 from .deployment_builder import kv_transfer_over as kv_transfer_over
 from .deployment_builder import mix as mix
 from .outcome import gap_edges as gap_edges
+from .setup import async_refusal as async_refusal
 from .setup import check_groups as check_groups
 from .setup import check_router as check_router
 from .simulation import compile_in_background as compile_in_background

@@ -874,12 +874,13 @@ class Replica:
         self.sglang: Any = None  # the ``SglangReplica`` that forms the steps
         self.trtllm: Any = None  # the ``TrtllmReplica`` that forms the steps
         self.overlaps = setup.params.sglang and setup.params.async_scheduling  # forms a step before the last one ends
-        share = setup.params.max_recompute_share
-        self.gate = MemoryGate(share, setup.needs) if setup.params.reserve else None  # reserves by predicted length
+        share, budget = setup.params.max_recompute_share, setup.params.preemption_budget
+        self.gate = MemoryGate(share, budget, setup.needs) if setup.params.reserve else None
         # The marked step, whose end ends a round, and the steps started after it (``Reference._launch``).
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.preempted_tokens = 0  # computed tokens of requests preempted for lack of memory since the last step
+        self.finished = 0  # requests that have ended
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
         self.pending = self.check_preemption = False  # ``pending``: the replica is to be scheduled at this instant
         self.is_blocked = False  # forms no step before the oldest in flight ends, because the last one was empty
@@ -922,7 +923,8 @@ class Replica:
         if self.queue.waiting and len(self.running) < params.max_num_seqs:
             idle_s = step.busy_s * len(step.decodes) / tokens * self.pool.free / params.total_blocks
         if row["busy_s"] > 0:
-            self.gate.adapt(spent_s, idle_s, row["tokens"] / (params.total_blocks * params.block_size * row["busy_s"]))
+            turnovers_per_s = row["tokens"] / (params.total_blocks * params.block_size * row["busy_s"])
+            self.gate.adapt(spent_s, idle_s, turnovers_per_s, self.finished)
 
     @property
     def loaded(self) -> list[Request]:

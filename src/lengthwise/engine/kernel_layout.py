@@ -86,7 +86,8 @@ replica_t = _record(
     free_blocks in_flight first_flight idle_group partials queue
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
     incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index ending is_blocked wakes
-    passes refreshes spare_blocks preempted_tokens prompt_tokens drafts decodes draft_tokens accepted_tokens
+    passes refreshes spare_blocks preempted_tokens shortages charged finished prompt_tokens
+    drafts decodes draft_tokens accepted_tokens
     joining ahead unmerged has_chunk is_reordered
     fresh newest_decode
     """,
@@ -110,7 +111,9 @@ With a prefix cache of states (``Params.aligned``), ``State.fresh`` has ``fresh`
 Of the requests that have begun to decode, none was admitted after the one of number ``newest_decode``.
 
 Memory reserved by predicted length (``policy.reservation``): the ``margin``, the ``preempted_tokens`` of requests that
-lack of memory preempted since the last step, and the ``prompt_tokens`` of all steps, which took ``prompt_s``.
+lack of memory preempted since the last step, the ``shortages`` (all these preemptions), those before the last step
+(``charged``), the number of requests that have ended (``finished``), and the ``prompt_tokens`` of all steps, which took
+``prompt_s``.
 
 Rules of SGLang and TensorRT-LLM (``_kernel_sglang``, ``_kernel_trtllm``): ``batch_is_full``, ``new_token_ratio``, the
 number of ``ordered`` residents in ``State.batch_order``, the sum of the residents' ``reserved`` blocks, and the queue
@@ -263,8 +266,8 @@ param_t = _record(
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
     transfer_timeout_s transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s
-    storage_latency_s initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share burstiness
-    missed_draft_rate verify_pair_s draft_layers draft_shared_layers draft_head_share draft_pass_s
+    storage_latency_s initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share preemption_budget
+    burstiness missed_draft_rate verify_pair_s draft_layers draft_shared_layers draft_head_share draft_pass_s
     """,
 )
 """Parameters, one row for each of ``Setup.rows`` (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of

@@ -557,6 +557,7 @@ class Reference:
         self.results[q.index]["output_tokens"] = self._output_tokens(q)
         self.results[q.index]["queued_for_s"] = q.wait.total_s(now)
         rep.ended_since_admit += 1
+        rep.finished += 1
         if not self.s.params.central_queue:
             self.load_replica.pop(q.index).outstanding_tokens -= self.s.outstanding(q.index)
         if self.s.params.tracks_service:
@@ -827,10 +828,12 @@ class Reference:
                 left, free_blocks, free_seqs = k, trial_blocks - blocks, trial_seqs - 1
                 continue
             break
-        preempted_tokens = rep.preempted_tokens
+        preempted_tokens, preemptions = rep.preempted_tokens, rep.gate.preemptions if rep.gate else 0
         for _, _, q in reversed(candidates[left:]):
             self._preempt(rep, step, q)
         rep.preempted_tokens = preempted_tokens
+        if rep.gate is not None:
+            rep.gate.preemptions = preemptions
         step.preempted_for_blocks = rep.check_preemption = False  # These preemptions were by rank.
         rep.steps_since_check = 0
 
@@ -1025,6 +1028,8 @@ class Reference:
         blocks = q.blocks
         self._free_blocks(rep, q, "preempted")
         step.preempted_for_blocks = True
+        if rep.gate is not None:
+            rep.gate.preemptions += 1
         if params.swap and q.decoding:
             q.swapped = True
             step.swap_s += blocks * params.swap_s_per_block

@@ -298,12 +298,13 @@ class Scheduler(PolicyAxes):
     hybrid_kv_cache: bool = True
     # A request is admitted only while the predicted peak of KV tokens fits (``policy.reservation``). A margin adapts
     # until recomputation takes the share ``max_recompute_share`` of the decoding time of idle memory. Replaces SGLang's
-    # own test of memory.
+    # own test of memory. After more preemptions than ``max_preemptions_per_request`` allows, the margin only rises.
     reserve: bool = False
     max_recompute_share: float = 0.2
+    max_preemptions_per_request: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("max_wait_s", "batch_wait_s", "max_recompute_share"):
+        for name in ("max_wait_s", "batch_wait_s", "max_recompute_share", "max_preemptions_per_request"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; it is {getattr(self, name)}")
         if self.reserve:
@@ -736,6 +737,19 @@ class Deployment:
 
         It is a PolicyError if the scheduler admits by ``max_tokens`` and the workload has none.
         """
+        self.require_known_settings()
+        rules = self.scheduler.engine_rules
+        if workload.max_tokens is None and (self.scheduler.reserves_max_tokens or rules == "sglang"):
+            policy, other = '"sglang"', "another scheduler"
+            if rules == "trtllm":
+                policy, other = '"trtllm" with GUARANTEED_NO_EVICT', 'capacity_scheduler_policy = "MAX_UTILIZATION"'
+            raise PolicyError(
+                f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
+                f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
+            )
+
+    def require_known_settings(self) -> None:
+        """Raise InputError if the simulator does not model this scheduler with these settings."""
         self._require_vllm_rules()
         self._require_rules_of_speculation()
         self.require_like_groups()
@@ -775,14 +789,6 @@ class Deployment:
                     f"(max_batch_size), and with chunks of at least a block: {least}; it is "
                     f"{self.limits.max_num_batched_tokens}. Raise it, or lower max_num_seqs"
                 )
-        if workload.max_tokens is None and (self.scheduler.reserves_max_tokens or rules == "sglang"):
-            policy, other = '"sglang"', "another scheduler"
-            if rules == "trtllm":
-                policy, other = '"trtllm" with GUARANTEED_NO_EVICT', 'capacity_scheduler_policy = "MAX_UTILIZATION"'
-            raise PolicyError(
-                f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
-                f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
-            )
 
     def require_like_groups(self) -> None:
         """Raise InputError if the groups of replicas differ in what one router and one scheduler must share."""
