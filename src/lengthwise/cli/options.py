@@ -26,6 +26,9 @@ Limits = Annotated[
 WorkloadName = Annotated[
     str | None, Option("--workload", metavar="NAME", help="A preset, a trace file, or PROMPT/OUTPUT tokens: 1000/200.")
 ]
+Columns = Annotated[
+    list[str] | None, Option(metavar="NAME=COLUMN", help="Column of a CSV trace: prompt_tokens=input_len; repeatable.")
+]
 AppFile = Annotated[Path, Argument(metavar="APP", help="A .toml or .yaml file of an application.")]
 Nodes = Annotated[
     list[str] | None, Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable.")
