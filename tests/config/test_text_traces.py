@@ -153,7 +153,8 @@ def test_an_unknown_file_is_reported_for_both_formats(tmp_path):
     assert str(caught.value) == (
         f"{path}, line 1: must have the columns of a trace, or of a log: prompt_tokens, output_tokens (or texts: "
         "prompt, output) and arrival_s; it has time, in_tok, out_tok. "
-        "Rename in_tok to prompt_tokens, out_tok to output_tokens"
+        "Rename in_tok to prompt_tokens, out_tok to output_tokens, or name each by --column: "
+        "prompt_tokens=in_tok, output_tokens=out_tok"
     )
     path.write_text("arrival,prompt,output\n0,10,20\n1,30,5\n")
     with pytest.raises(InputError, match=r"such as 10\. If they are numbers of tokens, name the column prompt_tokens"):
