@@ -102,7 +102,8 @@ def use(text):
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_wrong_groups_and_mixtures_get_one_clear_error(message):
+def test_wrong_groups_and_mixtures_get_one_clear_error(message, monkeypatch):
+    monkeypatch.setattr(search, "MAX_CANDIDATES", 500)
     text = EXAMPLE.replace(*WRONG[message], 1)
     assert text != EXAMPLE
     with pytest.raises(InputError, match=message):
