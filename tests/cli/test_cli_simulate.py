@@ -277,8 +277,8 @@ def test_explain_names_prefix_caches_that_are_not_modelled(cli, scenario_file):
         assert cells[4] == shown
         (row,) = [line.split("  ") for line in out.splitlines() if line.startswith("engine.enable_prefix_caching")]
         cells = [cell.strip() for cell in row if cell.strip()]
-        assert sorted(cells[1:4]) == ["false*"] * 2 + ["true"]
-        assert cells[4] == str(engine_name == "sglang").lower()
+        assert sorted(cells[1:4]) == ["false*", "true", "true"]
+        assert cells[4] == str(engine_name != "trtllm").lower()
         (row,) = [line.split() for line in out.splitlines() if line.startswith("scheduler.async_scheduling")]
         assert sorted(row[1:]) == sorted(["false*", "false*", "false", "not", "modelled"])
         assert "Overlapping steps, the default of TensorRT-LLM, are not modelled" in out

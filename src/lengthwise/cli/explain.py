@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from lengthwise.cli import options
-from lengthwise.cli.options import CostSource, Gpu, Model, OptionalScenario, Tp, WorkloadName
+from lengthwise.cli.options import Columns, CostSource, Gpu, Model, OptionalScenario, Tp, WorkloadName
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def run(
     gpu: Gpu = None,
     tp: Tp = None,
     workload: WorkloadName = None,
+    column: Columns = None,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=2")] = None,
     variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
@@ -50,7 +51,12 @@ def run(
     from lengthwise.usecases.variants import build
 
     scenario = short_options.scenario_of(
-        scenario_file, options.overrides(set_, cost), model=model, gpu=gpu, tp=tp, workload=workload
+        scenario_file,
+        [*short_options.columns(column), *options.overrides(set_, cost)],
+        model=model,
+        gpu=gpu,
+        tp=tp,
+        workload=workload,
     )
     if variant is not None:
         scenario = scenario.only(variant)

@@ -48,6 +48,9 @@ WorkloadName = Annotated[
         autocompletion=names("workloads"),
     ),
 ]
+Columns = Annotated[
+    list[str] | None, Option(metavar="NAME=COLUMN", help="Column of a CSV trace: prompt_tokens=input_len; repeatable.")
+]
 AppFile = Annotated[Path, Argument(metavar="APP", help="A .toml or .yaml file of an application.")]
 Nodes = Annotated[
     list[str] | None, Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable.")

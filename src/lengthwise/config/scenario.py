@@ -419,7 +419,8 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[Override
     notes += unit_notes({key: value for key, value in settings.items() if key != "variants"})
     notes += [note for one in variants for note in unit_notes(one, f"variants.{one['name']}.")]
     notes += _cache_notes(scenario, source)
-    if traces := dict.fromkeys(one.workload.trace for one in scenario.variant_scenarios() if one.workload.trace):
+    sections = [one.workload for one in scenario.variant_scenarios() if not one.workload.columns]
+    if traces := dict.fromkeys(one.trace for one in sections if one.trace):
         from lengthwise.config.workload import column_notes
 
         notes += [note for trace in traces for note in column_notes(resolved(trace, folder))]

@@ -145,6 +145,7 @@ class WorkloadSection(Section):
     preset: Text | None = None  # name of a preset, such as "chat-1m"
     trace: Text | None = None  # path of a trace file
     format: Text | None = None  # format of the trace; None: detected from its content
+    columns: dict[Text, Text] | None = None  # columns of a CSV trace: { prompt_tokens = "input_len", ... }
     prompt: Length | None = None  # prompt lengths
     output: Length | None = None  # output lengths
     correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0  # Spearman's rank correlation of prompt and output lengths
@@ -212,8 +213,6 @@ class WorkloadSection(Section):
             raise ValueError(f"arrivals of kind {self.arrivals.kind} {verb} {rate}")
         if self.time_scale != 1.0 and not self.is_replay:
             raise ValueError("time_scale stretches the arrivals of a replayed trace; this workload replays none")
-        if self.trace is None and (self.format is not None or self.sort):
-            raise ValueError("format and sort say how to read a trace, and there is no trace")
         if self.format == "sharegpt_turns" and not self.is_replay:
             raise ValueError(f"sharegpt_turns replays sessions at their own times; leave out {loads[0]}")
         if MAX_RATE_RPS < (self.request_rate or 0) < math.inf:
@@ -222,6 +221,14 @@ class WorkloadSection(Section):
             raise ValueError(f"session_rate must be at most {MAX_RATE_RPS:,.0f} a second")
         if self.request_rate is not None and math.isinf(self.request_rate) and self.arrivals is not None:
             raise ValueError("request_rate = inf sends all requests at once and takes no arrivals")
+        return self
+
+    @model_validator(mode="after")
+    def _check_reading(self) -> Self:
+        if self.trace is None and (self.format is not None or self.sort or self.columns):
+            raise ValueError("format, columns and sort say how to read a trace, and there is no trace")
+        if self.columns and self.format is not None:
+            raise ValueError("columns name those of a CSV file of no known format; leave out format, or columns")
         return self
 
     @model_validator(mode="after")

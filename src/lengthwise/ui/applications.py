@@ -79,7 +79,7 @@ def _examples(folder: Path) -> list[str]:
 @dataclass(frozen=True)
 class _Planned:
     plan: AppPlan
-    facts: Any
+    details: Any
 
 
 def run(examples: Path, values: Values, task: Task) -> Outcome:
@@ -109,15 +109,15 @@ def _planned(requested: AppRequest, settings: PlanSettings, fields: Values, show
     planned = requested.planned(settings)
     plan = planned.plan
     assert plan is not None
-    facts = facts_of(requested, planned, Path(fields["app"]).stem)
-    tables = apps.plan_tables(plan, facts)
+    details = facts_of(requested, planned, Path(fields["app"]).stem)
+    tables = apps.plan_tables(plan, details)
     heads = {"stages": apps.STAGE_HEADS, "methods": apps.METHOD_HEADS, "what_ifs": apps.WHAT_IF_HEADS}
     answer = {
-        "name": facts.name,
-        "facts": facts.metadata,
+        "name": details.name,
+        "facts": details.metadata,
         "cards": [
             {"label": label, "value": value, "unit": "", "interval": note, "model": ""}
-            for label, value, note in apps.cards(plan, facts)
+            for label, value, note in apps.cards(plan, details)
         ],
         "chart": apps.figures(plan, plan.models, facts),
         "graph": graph(planned.expanded.tasks),
@@ -127,7 +127,7 @@ def _planned(requested: AppRequest, settings: PlanSettings, fields: Values, show
         "command": _command(fields, shown_path),
         "scenario": path.read_text("utf-8"),
     }
-    return Outcome(answer, _Planned(plan, facts))
+    return Outcome(answer, _Planned(plan, details))
 
 
 def graph(tasks: Tasks) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def _report(outcome: Outcome, _: Values) -> Download:
     from lengthwise.report.apps import write_app_html
 
     made: _Planned = outcome.source
-    content = _written(lambda path: write_app_html(path, made.plan, made.facts))
+    content = _written(lambda path: write_app_html(path, made.plan, made.details))
     return Download("plan.html", "text/html", content)
 
 

@@ -109,6 +109,17 @@ def _toml(value: Any) -> str:
     return f"[{', '.join(map(_toml, value))}]" if isinstance(value, list | tuple) else json.dumps(value)
 
 
+def columns(given: list[str] | None) -> list[Override]:
+    """Return the setting of ``--column``, [] without it. Raises InputError for a text that is not NAME=COLUMN."""
+    pairs = []
+    for text in given or ():
+        name, equals, column = (part.strip() for part in text.partition("="))
+        if not (name and equals and column):
+            raise InputError(f"--column takes NAME=COLUMN, such as prompt_tokens=input_len; it is {text!r}")
+        pairs.append(f"{json.dumps(name)} = {json.dumps(column)}")
+    return [("--column", f"workload.columns={{ {', '.join(pairs)} }}")] if given else []
+
+
 def toml_value(text: str) -> str:
     """Return the text unchanged if it is a number, and otherwise as a TOML string."""
     try:
