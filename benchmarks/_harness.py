@@ -90,8 +90,8 @@ def grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[A
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Return the median and the range of repeats, as ``value`` and ``ci`` of a row."""
-    return {"value": statistics.median(values), "ci": (min(values), max(values))}
+    """Return the median and the range of repeats, as ``value`` and ``ci`` of a row; one value has no range."""
+    return {"value": statistics.median(values), "ci": (min(values), max(values)) if len(values) > 1 else None}
 
 
 def cpu_seconds(run: Callable[[], Any], repeats: int) -> list[float]:

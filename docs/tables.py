@@ -6,6 +6,7 @@ writes the output below it. Prose around the tables is written by hand.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
@@ -700,9 +701,10 @@ def exegpt_live() -> None:
 
 APPS_FIGURES = {
     **{
-        f"apps.{study}.speedup_over_{other}_lowest": f"{study}: smallest gain over the {other}-heuristic"
+        f"apps.{study}.{own}_over_{other}_{end}est": f"{study}: {end}est gain {of}over the {other}-heuristic"
         for study in ("ensembling", "routing", "chain", "mixed")
-        for other in ("max", "min")
+        for own, of in (("speedup", ""), ("samullm", "of Algorithm 1 "))
+        for other, end in itertools.product(("max", "min"), ("low", "high"))
     },
     "apps.mixed.sequential_over_joint_lengthwise": "chain summary, then ensembling, over both together: median of five sizes",
     "apps.one_model_1000_speedup": "one model of 6B on eight GPUs over one, 1,000 requests, loading included",

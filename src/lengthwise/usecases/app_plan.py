@@ -51,7 +51,8 @@ class PlanSettings:
 
     method: str = DEFAULT  # "lengthwise", or a name of ``apps.plan.METHODS``
     compare: bool = True  # evaluate the other methods too
-    draws: int = 3  # length samples to plan with
+    draws: int = 3  # length samples on which all plans are compared
+    finalist_draws: int = 24  # further samples on which plans that are nearly as good as the best are compared
     true_draws: int = 12  # length samples that evaluate the makespan
     quantile: float | None = None  # minimize this quantile of the makespan; None: its mean
     seed: int = 0
@@ -126,8 +127,11 @@ def _find_plan(
 ) -> AppPlan:
     seeds = [(settings.seed, _EVALUATION, k) for k in range(settings.true_draws)]
     true_draws = length_samples(sampled.expanded, seeds)
-    options = PlanOptions(settings.method, tuple(METHODS) if settings.compare else (), settings.quantile)
-    problem = sampled.expanded.tasks, sampled.draws, space.models, space.cluster
+    methods = tuple(METHODS) if settings.compare else ()
+    options = PlanOptions(settings.method, methods, settings.quantile, compared=settings.draws)
+    seeds = [(settings.seed, _PLANNING, settings.draws + k) for k in range(settings.finalist_draws)]
+    draws = (*sampled.draws, *length_samples(sampled.expanded, seeds))
+    problem = sampled.expanded.tasks, draws, space.models, space.cluster
     shared: dict[str, Any] = {"true_draws": true_draws, "times": space.times, "options": options}
     notes = _notes(sampled.expanded)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -83,6 +83,9 @@ CHANGE_SHARE = 0.01
 from a few samples and is partly due to chance."""
 MIN_SHARE = 0.003
 """A plan whose gain over a cheap method is below this share on the planning samples had no gain on other samples."""
+FINALIST_SHARE, _MAX_FINALISTS = 0.02, 4
+"""Plans whose makespan is within this share of the best on the few compared samples are compared on all samples: with
+three samples the choice between them is partly chance."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ class PlanOptions:
     effort: Effort = field(default_factory=Effort)
     clock: Callable[[], float] = time.perf_counter  # function that returns seconds, to measure ``search_s``
     known: tuple[Planned, ...] = ()  # plans that "lengthwise" also considers, if they fit
+    # samples on which all plans are compared; the rest only choose between the best (``FINALIST_SHARE``). None: all
+    compared: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,11 @@ class MethodPlan:
 
 
 def search_results(
-    samples: Sequence[Stages], space: Space, options: PlanOptions, begin: Callable[[MethodPlan], None] | None = None
+    samples: Sequence[Stages],
+    space: Space,
+    options: PlanOptions,
+    begin: Callable[[MethodPlan], None] | None = None,
+    more: Iterable[Stages] = (),
 ) -> list[MethodPlan]:
     """Return the plan of each method, "lengthwise" first.
 
@@ -119,6 +128,7 @@ def search_results(
     cost little, always run. The beam and, if models wait for one another, "max" and Algorithm 1 run within
     ``Effort.share`` of the best makespan, so that the search does not cost more than it saves. If the plan of a method
     that runs only for comparison ends earlier by more than its cost, "lengthwise" takes it, and the cost is added.
+    Last, ``more`` samples choose between the plans that are nearly as good as the best.
 
     ``begin`` receives a first plan of "lengthwise". Engines of its first stage can start during the search. If the
     final plan has the same first stage, the search takes extra time only if it is longer than that stage.
@@ -141,6 +151,7 @@ def search_results(
                 paid = {name: getattr(best, name) + other.elapsed_s for name in ("search_s", "lead_s", "elapsed_s")}
                 cost_s = best.cost_s + other.cost_s
                 best = replace(best, planned=other.planned, planned_s=other.planned_s, cost_s=cost_s, **paid)
+        best = search.best_finalist(best, iter(more))
         found[DEFAULT] = best if first is None else search.overlapped(first, best)
     return [found[name] for name in (DEFAULT, *METHODS) if name in (options.method, *options.additional)]
 
@@ -198,7 +209,7 @@ class Search:
         A plan with the same first stage loses no time. Any other plan replaces the started engines after the search,
         and its gain must justify that.
         """
-        if not _is_worth(best.planned_s, first.planned_s):
+        if not _is_worth(best.planned_s, self.scores.get(first.planned, first.planned_s)):
             best = replace(best, planned=first.planned, planned_s=first.planned_s)
         if best.planned[:1] != first.planned[:1]:
             alike = {one: s for one, s in self.scores.items() if one[:1] == first.planned[:1]}
@@ -250,6 +261,39 @@ class Search:
         elapsed_s = self._options.clock() - started_s + sum(one.elapsed_s for one in paid)
         return MethodPlan(DEFAULT, best, scores[best], elapsed_s, budget.elapsed_s, elapsed_s, elapsed_s)
 
+    def best_finalist(self, best: MethodPlan, more: Iterator[Stages]) -> MethodPlan:
+        """Return the finalist with the shortest makespan on the compared samples and ``more`` together.
+
+        Finalists are the plans that are nearly as good as ``best`` on the compared samples, whichever method found
+        them. A finalist that is slower than the first beyond its 95 % interval, or equal, drops out. The comparison
+        ends when one is left, or when it has cost ``Effort.share`` of the makespan.
+        """
+        limit_s = best.planned_s * (1.0 + FINALIST_SHARE)
+        near = sorted((one for one, s in self.scores.items() if s <= limit_s), key=lambda one: (self.scores[one], one))
+        left = list(dict.fromkeys((best.planned, *near)))[:_MAX_FINALISTS]
+        sample = next(more, None) if len(left) > 1 else None
+        if sample is None:
+            return best
+        started_s, cost_s, options = self._options.clock(), 0.0, self._options
+        ends = {one: list(self._ends_s(self._samples, one)) for one in left}
+        while len(left) > 1 and sample is not None and cost_s < options.effort.share * best.planned_s:
+            budget = SearchBudget([sample])
+            for one in left:
+                ends[one] += self._ends_s([sample], one)
+            cost_s += budget.elapsed_s
+            if options.quantile is None:
+                first = min(left, key=lambda one: (sum(ends[one]), loaded_gpus(one), one))
+                slower = {one: mean_estimate(np.subtract(ends[one], ends[first])) for one in left}
+                left = [one for one in left if one == first or slower[one].value < slower[one].half_width]
+            sample = next(more, None)
+        chosen = min(left, key=lambda one: (self._combined(ends[one]), loaded_gpus(one), one))
+        own_s = self.scores[chosen]
+        for one, seconds in ends.items():  # a plan that dropped out has fewer samples
+            self.scores[one] = own_s * self._combined(seconds) / self._combined(ends[chosen][: len(seconds)])
+        elapsed_s = self._options.clock() - started_s
+        paid = {name: getattr(best, name) + elapsed_s for name in ("search_s", "lead_s", "elapsed_s")}
+        return replace(best, planned=chosen, planned_s=own_s, cost_s=best.cost_s + cost_s, **paid)
+
     def _search_parts(self) -> list[MethodPlan]:
         """Return the best plan of each independent part of the graph, or no plans if the graph is a single part."""
         found, parts = [], self._samples[0].load.parts
@@ -259,7 +303,12 @@ class Search:
         return found
 
     def _score(self, planned: Planned) -> float:
-        ends_s = makespans_s(self._samples, planned, spare_plans(self._space, planned))
+        return self._combined(self._ends_s(self._samples, planned))
+
+    def _ends_s(self, samples: Sequence[Stages], planned: Planned) -> tuple[float, ...]:
+        return makespans_s(samples, planned, spare_plans(self._space, planned))
+
+    def _combined(self, ends_s: Sequence[float]) -> float:
         quantile = self._options.quantile
         return float(np.mean(ends_s) if quantile is None else np.quantile(ends_s, quantile))
 
@@ -296,7 +345,8 @@ def plan(
     """Search for the plan with the shortest makespan: which models run when, and on how many GPUs each.
 
     Args:
-        draws: Samples used for planning. Methods run on the first one, and plans are compared on all.
+        draws: Samples used for planning. Methods run on the first one, plans are compared on the first
+            ``PlanOptions.compared``, and those that are nearly as good as the best on all.
         models: The model for each name in ``tasks.models``, in this order.
         true_draws: Independent samples on which the makespan is evaluated. If empty, ``draws`` are used.
         times: Times to start, wake and stop replicas; None assumes those of ``SwitchRates``.
@@ -320,14 +370,15 @@ def plan(
         if name not in METHODS and name != DEFAULT:
             raise UnknownNameError("planning method", name, (DEFAULT, *METHODS))
     space = Space(models, cluster, times or SwitchTimes())
-    samples = stages_of(tasks, draws, space)
+    samples = stages_of(tasks, draws[: options.compared], space)
+    more = (one for draw in draws[len(samples) :] for one in stages_of(tasks, [draw], space))
     _warm_up(space, samples[0])
 
     def first(one: MethodPlan) -> None:
         assert begin is not None
         begin(_report(samples, space, samples[0], one, [one]))
 
-    found = search_results(samples, space, options, None if begin is None else first)
+    found = search_results(samples, space, options, None if begin is None else first, more)
     best = next(one for one in found if one.name == options.method)
     truth = stages_of(tasks, true_draws, space) if true_draws else samples
     return _report(truth, space, samples[0], best, found)
