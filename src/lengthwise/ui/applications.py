@@ -119,7 +119,7 @@ def _planned(requested: AppRequest, settings: PlanSettings, fields: Values, show
             {"label": label, "value": value, "unit": "", "interval": note, "model": ""}
             for label, value, note in apps.cards(plan, details)
         ],
-        "chart": apps.figures(plan, plan.models, facts),
+        "chart": apps.figures(plan, plan.models, details),
         "graph": graph(planned.expanded.tasks),
         "tables": {name: {"heads": head, "rows": tables[name]} for name, head in heads.items()},
         "idle": tables["idle"],
