@@ -140,7 +140,7 @@ def answer(
 
     chosen = scenario_of(None, [*settings, *quick], **short)
     variants = build(chosen)
-    outcome = simulate.run(chosen, variants=variants, jobs=1)[0]
+    outcome = simulate.run(chosen, variants=variants, jobs=1, progress=lambda *_: check())[0]
     result = simulate.result_of(outcome)
     table = {row.metric.key: row for row in rows([result])}
     deployed = outcome.variant.deployment
