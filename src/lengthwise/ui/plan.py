@@ -128,7 +128,6 @@ def answer(
     Raises InputError for unknown fields and names and for wrong values. Names of files are not accepted.
     """
     fields = _checked(values)
-    quick = [] if complete else ["run.seeds=1", "run.model_draws=0"]
     paths = {name: files(fields[name]) for name in ("model_file", "trace_file") if fields[name] is not None}
 
     short, settings = _inputs(fields, paths)
@@ -138,10 +137,12 @@ def answer(
             text = text.replace(str(path), path.name)
         return text
 
-    chosen = scenario_of(None, [*settings, *quick], **short)
+    full = scenario_of(None, settings, **short)
+    chosen = full if complete else full.with_run(seeds=1, model_draws=0)
     variants = build(chosen)
-    outcome = simulate.run(chosen, variants=variants, jobs=1)[0]
-    result = simulate.result_of(outcome)
+    outcome = simulate.run(chosen, variants=variants, jobs=1, progress=lambda *_: check())[0]
+    text = full.to_toml()
+    result = simulate.result_of(outcome, text)
     table = {row.metric.key: row for row in rows([result])}
     deployed = outcome.variant.deployment
     points = []
@@ -165,7 +166,7 @@ def answer(
         "bottleneck": plain(bottleneck_of(result)),
         "notes": list(outcome.notes),
         "command": shown(_command(short, settings)),
-        "scenario": shown((scenario_of(None, settings, **short) if quick else chosen).to_toml()),
+        "scenario": shown(text),
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lengthwise.schema.errors import InputError, MissingExtraError
 from lengthwise.ui import api, plan, schedulers, search
 from lengthwise.ui.page import Outcome, Page, html
-from lengthwise.ui.work import COMPLETE, FIRST, JOB, MAX_FILE_BYTES, CancelledTaskError, Pool, Task
+from lengthwise.ui.work import COMPLETE, FIRST, JOB, MAX_FILE_BYTES, CancelledTaskError, Pool, Session, Task
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -125,9 +125,9 @@ async def _guarded(request: Request, *, token: str | None, handler: Any) -> Resp
     """Answer a request that has the token. An InputError is the text of the answer."""
     from starlette.responses import JSONResponse
 
-    given = request.query_params.get("token")
+    given, cookie = request.query_params.get("token"), _cookie(request, "token")
     if token is not None and not hmac.compare_digest(
-        (given or request.cookies.get("token", "")).encode(), token.encode()
+        (given or request.cookies.get(cookie, "")).encode(), token.encode()
     ):
         return JSONResponse({"error": "open the address with the token that lengthwise ui printed"}, 401, HEADERS)
     try:
@@ -140,8 +140,13 @@ async def _guarded(request: Request, *, token: str | None, handler: Any) -> Resp
     except CancelledTaskError:
         response = JSONResponse({"error": "cancelled, or a newer request of the same tab replaced it"}, 409, HEADERS)
     if token is not None and given is not None:
-        response.set_cookie("token", token, httponly=True, samesite="strict")
+        response.set_cookie(cookie, token, httponly=True, samesite="strict")
     return response
+
+
+def _cookie(request: Request, name: str) -> str:
+    """Return the name of a cookie for this port, because browsers share cookies between the ports of a host."""
+    return f"{name}-{request.url.port or 80}"
 
 
 class _RefusedError(Exception):
@@ -185,17 +190,20 @@ class _Site:
     def __init__(self, tools: Sequence[api.Tool], pages: Sequence[Page]) -> None:
         self.pool, self.tools, self.pages = Pool(), tools, pages
 
-    def _task(self, request: Request, kind: int, function: Callable[[Task], Any]) -> Task:
-        session = self.pool.session(request.cookies.get("session"))
-        return self.pool.add(Task(session, request.headers.get("x-tab", "")[:64], kind, function))
+    def _session(self, request: Request, *, is_page: bool = False) -> Session:
+        return self.pool.session(request.cookies.get(_cookie(request, "session")), is_page=is_page)
+
+    def _task(self, request: Request, kind: int, function: Callable[[Task], Any], tab: str = "") -> Task:
+        tab = tab or request.headers.get("x-tab", "")[:64]
+        return self.pool.add(Task(self._session(request), tab, kind, function))
 
     async def page(self, request: Request, *, page: Page) -> Response:
         from starlette.responses import HTMLResponse
 
         text, security_policy = html(page, self.pages)
         response = HTMLResponse(text, headers=HEADERS | {"content-security-policy": security_policy})
-        session = self.pool.session(request.cookies.get("session"))
-        response.set_cookie("session", session.key, httponly=True, samesite="strict")
+        key = self._session(request, is_page=True).key
+        response.set_cookie(_cookie(request, "session"), key, httponly=True, samesite="strict")
         return response
 
     async def choices(self, _request: Request, *, page: Page) -> Response:
@@ -225,7 +233,7 @@ class _Site:
         """Return the progress of a job, or its result. Raises what the job raised."""
         from starlette.responses import JSONResponse, Response
 
-        task = self.pool.session(request.cookies.get("session")).job(request.path_params["id"])
+        task = self._session(request).job(request.path_params["id"])
         if task.future.done():
             return Response(task.future.result()[2], 200, HEADERS, "application/json")
         step, done, of = task.progress
@@ -234,7 +242,7 @@ class _Site:
     async def cancel(self, request: Request) -> Response:
         from starlette.responses import Response
 
-        task = self.pool.session(request.cookies.get("session")).job(request.path_params["id"])
+        task = self._session(request).job(request.path_params["id"])
         self.pool.cancel(task)
         return Response(status_code=204, headers=HEADERS)
 
@@ -243,15 +251,14 @@ class _Site:
         from starlette.responses import Response
 
         values = await _values(request)
-        job = self.pool.session(request.cookies.get("session")).job(request.path_params["id"])
+        job = self._session(request).job(request.path_params["id"])
         if not job.future.done():
             raise InputError("the job must end before its files can be made")
         page, outcome, _ = job.future.result()
         make = page.downloads.get(request.path_params["download"])
         if make is None or page.name != request.path_params["page"]:
             raise _RefusedError("the page has no such file", 404)
-        task = self._task(request, COMPLETE, lambda _: make(outcome, values))
-        task.tab = ""  # it replaces no answer
+        task = self._task(request, COMPLETE, lambda _: make(outcome, values), tab=secrets.token_hex(8))
         found = await asyncio.wrap_future(task.future)
         headers = HEADERS | {"content-disposition": f'attachment; filename="{found.name}"'}
         return Response(found.content, 200, headers, found.media_type)
@@ -260,7 +267,7 @@ class _Site:
         from starlette.responses import JSONResponse
 
         content = await _body(request, "application/octet-stream", MAX_FILE_BYTES)
-        session = self.pool.session(request.cookies.get("session"))
+        session = self._session(request)
         name = request.query_params.get("name", "file")
         return JSONResponse({"file": session.store(name, content), "name": name, "bytes": len(content)}, 201, HEADERS)
 

@@ -102,14 +102,14 @@ class VariantOutcome:
         return tuple(note for note in notes if note)
 
 
-def result_of(outcome: VariantOutcome) -> Result:
-    """Return an outcome in the form that reports take."""
+def result_of(outcome: VariantOutcome, scenario_text: str | None = None) -> Result:
+    """Return an outcome in the form that reports take. A ``scenario_text`` that is given is not written again."""
     return Result(
         name=outcome.variant.name,
         summary=outcome.summary,
         records=outcome.records,
         deployment=outcome.variant.deployment,
-        scenario_text=outcome.variant.scenario.to_toml(),
+        scenario_text=outcome.variant.scenario.to_toml() if scenario_text is None else scenario_text,
         summaries=outcome.summaries,
         notes=outcome.notes,
         extrapolations=outcome.extrapolations,
