@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import cluster_of, draw_of, ensemble, served, tasks_of
 
-from lengthwise.apps.plan import METHODS, Effort, PlanOptions, Space, plan
+from lengthwise.apps.plan import METHODS, Effort, PlanOptions, Space, plan, what_if
 from lengthwise.apps.plan.evaluate import simulate_plan, stages_of
 from lengthwise.apps.plan.planner import (
     CHANGE_SHARE,
@@ -25,6 +26,7 @@ from lengthwise.apps.plan.planner import (
     SearchBudget,
     expected_cost_s,
     loaded_gpus,
+    plan_json,
     search_results,
 )
 from lengthwise.schema.app import ModelPlan
@@ -273,6 +275,23 @@ def test_planning_that_outlasts_the_first_stage_holds_the_run_up():
     (first,) = reported
     assert first.planned[:1] == complete.planned[:1]
     assert own.lead_s == own.search_s - complete.stages[0].end_s > first.search_s
+
+
+def test_makespans_carry_the_cost_models_error_and_what_ifs_share_it():
+    tasks, draws, space = made([150, 200], draws=1)
+    options = PlanOptions(additional=(), clock=lambda: 0.0, model_draws=16)
+    problem = tasks, draws, space.models, space.cluster
+    found = plan(*problem, options=options)
+    own = found.makespan
+    assert own.model_low < own.value < own.model_high
+    assert plan(*problem, options=PlanOptions(additional=(), clock=lambda: 0.0)).makespan.value == own.value
+    assert "draws" not in json.loads(plan_json(found))["makespan"]
+    changes = {one.name: one for one in what_if(*problem, found, options=options)}
+    disk = changes["disk_twice_as_fast"]
+    assert disk.makespan.has_model_interval
+    width_s = disk.difference.model_high - disk.difference.model_low
+    assert width_s < 0.2 * (own.model_high - own.model_low), "the disk changes what the cost model does not estimate"
+    assert changes["island_minus_2"].difference.model_low > 0
 
 
 @pytest.mark.slow

@@ -70,6 +70,18 @@ def test_each_resource_binds_when_it_should(summary, changes, resource, states) 
     assert binding.description.endswith(".")
 
 
+def test_an_idle_replica_beside_a_queue_is_an_imbalance(summary) -> None:
+    waits_s = dataclasses.replace(summary.queueing_delay_s, mean=Estimate(0.9 * summary.ttft_s.mean.value))
+    queued = having(dataclasses.replace(summary, queueing_delay_s=waits_s), busy_share=0.51)
+    pair = dataclasses.replace(queued.hardware, replica_busy_share=(Estimate(0.99), Estimate(0.03)))
+    found = what_binds(dataclasses.replace(queued, hardware=pair))
+    assert found.resource == "imbalance"
+    assert "runs steps 99 % of the time" in found.description
+    assert "room for more load" not in found.description
+    even = dataclasses.replace(queued.hardware, replica_busy_share=(Estimate(0.52), Estimate(0.5)))
+    assert what_binds(dataclasses.replace(queued, hardware=even)).resource == "idle"
+
+
 def test_preemptions_are_a_sign_of_full_memory(summary) -> None:
     many = dataclasses.replace(summary.counts, preemptions=summary.counts.arrivals)
     assert what_binds(dataclasses.replace(summary, counts=many)).resource == "KV memory"

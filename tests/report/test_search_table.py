@@ -13,7 +13,7 @@ from lengthwise.report.search_text import axis_labels, in_order, metric_name, me
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import metric_of
-from lengthwise.schema.plan import Limit, Objective, Study, limit_text
+from lengthwise.schema.plan import Limit, Objective, Shift, Study, limit_text
 
 
 def printed(study, width: int = 100, **options) -> str:
@@ -80,10 +80,15 @@ def test_the_cost_models_error_and_notes_are_shown(studies) -> None:
     study = studies.study(plans=1)
     plan = study.plans[0]
     objective = Estimate(4000.0, 20.0, 3200.0, 4700.0)
-    choices = (replace(plan.choices[0], objective=objective), *plan.choices[1:])
+    best = plan.choices[0]
+    ttft = plan.limits[0].metric
+    at = replace(best.at, values={**best.at.values, ttft: Estimate(1.32, 0.02, 1.1, 1.7)})
+    choices = (replace(best, objective=objective, at=at), *plan.choices[1:])
+    shifts = (Shift(ttft, plan.limits[0].bound, best.name, 4000.0, 3200.0, 4700.0),)
     note = "No kernels were measured on L4."
-    text = printed(replace(study, plans=(replace(plan, choices=choices, notes=(note,)),)), 100)
-    assert "(3,200\N{EN DASH}4,700)" in text
+    text = printed(replace(study, plans=(replace(plan, choices=choices, notes=(note,), shifts=shifts),)), 100)
+    assert text.count("(3,200\N{EN DASH}4,700)") == 2, "in the ranking, and under another bound"
+    assert "(1.1\N{EN DASH}1.7)" in text
     assert "(...): 90 % intervals of the cost model's error." in flat(text)
     assert note in flat(text)
     assert all(len(line) <= 100 for line in text.splitlines())
@@ -199,4 +204,6 @@ def test_costs_that_are_exact_have_no_interval_and_a_column_of_their_own(studies
     head, rows = printed(Study("x", (made,)), 160).split("├", 1)
     assert head.count("$/h") == 1
     assert head.count("cost at the rate") == 2
-    assert "±" not in rows.split("╰")[0]
+    costs = [line.split("│")[5] for line in rows.splitlines() if line.startswith("│")]
+    assert any(cost.strip() for cost in costs)
+    assert "±" not in "".join(costs)

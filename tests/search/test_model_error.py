@@ -16,7 +16,7 @@ from lengthwise.schema.cost_tables import PartError
 from lengthwise.schema.estimate import DrawnEstimate, Estimate
 from lengthwise.schema.plan import Choice, Limit, Status
 from lengthwise.search.capacity_search import Capacity, Effort, scout, with_model_error
-from lengthwise.search.configuration_search import advantages, losses, separated
+from lengthwise.search.configuration_search import _ordered, advantages, losses, separated
 from lengthwise.search.limits import SloLimits
 from lengthwise.search.load import Load
 from lengthwise.search.space import Space
@@ -49,6 +49,21 @@ def test_the_interval_of_a_loss_holds_less_error_on_common_hardware_than_on_othe
     wide = losses(best, drawn(90.0, "A100"), question())
     assert wide[0] < low
     assert wide[1] > high
+
+
+def test_a_tie_of_other_hardware_precedes_a_better_value_that_is_not_tied() -> None:
+    best, wide, narrow = drawn(100.0, "H100", np.ones(16)), drawn(85.0, "L40S"), drawn(88.0, "A40", np.ones(16))
+    assert [separated(best, c, question()) for c in (wide, narrow)] == [False, True]
+    [text] = advantages([best, wide, narrow], {"deployment.gpu": ("H100", "L40S", "A40")}, question())
+    assert text.endswith("does not differ significantly.")
+
+
+def test_of_choices_with_as_few_gpus_the_cheapest_comes_first() -> None:
+    dear, cheap = (
+        Choice(gpu, gpu, {"deployment.gpu": gpu}, 1, usd, Status.RANKED, objective=Estimate(1.0))
+        for gpu, usd in (("H100", 3.29), ("L40S", 1.5))
+    )
+    assert _ordered([dear, cheap], question("fewest_gpus", rate_rps=1.0)) == [cheap, dear]
 
 
 def test_a_single_seed_separates_no_small_difference() -> None:

@@ -89,6 +89,8 @@ def show(plan: AppPlan, details: AppFacts) -> None:
         out.print(f"90 % of the samples lie within {duration(low)} to {duration(high)}")
     if note := text.sample_note(plan):
         out.print(note)
+    if plan.makespan.has_model_interval:
+        out.print("(...): 90 % interval of the cost model's error, without that of loading times", style="dim")
     out.print()
     rows: list[tuple[str, ...]] = []
     for number, stage in enumerate(plan.stages[:_MAX_STAGES], 1):

@@ -67,7 +67,7 @@ def run(
     from lengthwise.usecases.app_run import RunMonitor, run_app
 
     engines = requested.engines(launcher, ray)
-    planning = PlanSettings(compare=False, draws=2, true_draws=4, seed=seed, what_ifs=False)
+    planning = PlanSettings(compare=False, draws=2, true_draws=4, seed=seed, what_ifs=False, model_draws=0)
     if engines.launcher == "static":
         planned = sampled_app(requested.app, requested.file.rows, planning)
     else:

@@ -8,7 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lengthwise.report.formatting import MINUS, PLUS_MINUS, TIMES, UNKNOWN, amount, counted, percent, rounded
+from lengthwise.report.formatting import (
+    MINUS,
+    PLUS_MINUS,
+    TIMES,
+    UNKNOWN,
+    amount,
+    counted,
+    model_text,
+    percent,
+    rounded,
+    two_digits,
+)
 from lengthwise.schema.app import AppMethod, AppPlan, AppStage, AppWhatIf, ModelPlan
 from lengthwise.schema.estimate import Estimate
 from lengthwise.statistics import mean_estimate
@@ -53,12 +64,14 @@ def duration_text(value: float) -> str:
 
 
 def estimate_duration_text(estimate: Estimate) -> str:
-    """Return a time in seconds as text with its interval ("45.30 ± 0.28 s")."""
-    if not estimate.has_interval or _is_negligible(estimate.half_width, estimate.value):
-        return duration_text(estimate.value)
+    """Return a time in seconds as text with its intervals ("45.30 ± 0.28 s (41 to 52)")."""
     scale, unit = time_scale(estimate.value)
-    value, half = rounded(estimate.value / scale, estimate.half_width / scale)
-    return f"{value} {PLUS_MINUS} {half} {unit}"
+    if not estimate.has_interval or _is_negligible(estimate.half_width, estimate.value):
+        text = duration_text(estimate.value)
+    else:
+        value, half = rounded(estimate.value / scale, estimate.half_width / scale)
+        text = f"{value} {PLUS_MINUS} {half} {unit}"
+    return " ".join(filter(None, (text, model_text(estimate, 1 / scale))))
 
 
 def difference_text(estimate: Estimate, of_s: float) -> str:
@@ -68,13 +81,18 @@ def difference_text(estimate: Estimate, of_s: float) -> str:
     """
     half_s = 0.0 if math.isnan(estimate.half_width) else estimate.half_width
     has_half = not _is_negligible(half_s, of_s)
-    if _is_negligible(estimate.value, of_s) and not has_half:
+    ends_s = [estimate.model_low, estimate.model_high] if estimate.has_model_interval else []
+    ends_s = [] if all(_is_negligible(end - estimate.value, of_s) for end in ends_s) else ends_s
+    if _is_negligible(estimate.value, of_s) and not has_half and not ends_s:
         return "none"
     scale, unit = time_scale(max(abs(estimate.value), half_s))
     value, half = rounded(abs(estimate.value) / scale, half_s / scale if has_half else math.nan)
     sign = "" if not re.search("[1-9]", value) else "+" if estimate.value > 0 else MINUS
     interval = f" {PLUS_MINUS} {half}" if has_half else ""
-    return f"{sign}{value}{interval} {unit}{'' if has_half or math.isnan(estimate.half_width) else ' exactly'}"
+    is_exact = not (has_half or ends_s or math.isnan(estimate.half_width))
+    low_to_high = " to ".join(f"{MINUS if end < 0 else '+'}{two_digits(abs(end) / scale)}" for end in ends_s)
+    model = f" ({low_to_high})" if ends_s else ""
+    return f"{sign}{value}{interval} {unit}{model}{' exactly' if is_exact else ''}"
 
 
 def gain_text(plan: AppPlan, method: AppMethod) -> str:
@@ -146,6 +164,8 @@ def sentences(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
     draws = ""
     if len(plan.makespans_s) > 1 and plan.makespan.has_interval:
         draws = f"; mean over {len(plan.makespans_s)} length samples not used for planning, with its 95 % interval"
+        if plan.makespan.has_model_interval:
+            draws += ", and in brackets the 90 % interval of the cost model's error"
     yield f"Makespan {estimate_duration_text(plan.makespan)}{gpus} ({counted(len(plan.stages), 'stage')}{draws})."
     if note := sample_note(plan):
         yield note

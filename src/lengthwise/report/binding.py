@@ -44,7 +44,8 @@ Span = tuple[float, float]  # a time in seconds, and the upper end of its interv
 class HardwareBottleneck:
     """The resource that limits a variant, with the evidence."""
 
-    resource: str  # idle, KV memory, limits, host, network, pipeline, memory bandwidth, compute, kernels or unknown
+    # idle, imbalance, KV memory, limits, host, network, pipeline, memory bandwidth, compute, kernels or unknown
+    resource: str
     description: str
     warning: str = ""  # on requests that were not served; precedes everything else
 
@@ -121,7 +122,7 @@ def what_binds(
     The first cause that applies is returned:
 
     - Most requests were rejected.
-    - The GPUs are idle.
+    - The GPUs are idle, or only some are, while requests wait for the others.
     - The KV cache is full.
     - Requests wait although batches could grow, because admission reserves KV memory (with ``reserves``).
     - Host, network or pipeline bubbles take the time.
@@ -148,7 +149,15 @@ def what_binds(
     resource, reason = _overhead(
         h, summary, preempts_only_for_memory=preempts_only_for_memory, reserves=has_room
     ) or _roof(h, _batch_advice(h, max_batch_seqs, can_take_more=not (warning or at_capacity), is_queueing=is_queueing))
-    if busy < 1 - IDLE_SHARE:
+    busiest = max((share.value for share in h.replica_busy_share), default=busy)
+    if busy < 1 - IDLE_SHARE and busiest > AT_LIMIT_SHARE and is_queueing:
+        resource = "imbalance"
+        reason = (
+            f"the busiest replica runs steps {percent(busiest)} of the time, the mean of all is {percent(busy)}; a "
+            "router by load (least_outstanding), or with P/D other numbers of replicas, would divide the work evenly; "
+            f"while busy, {reason}"
+        )
+    elif busy < 1 - IDLE_SHARE:
         resource = "idle"
         room = "" if warning or is_short or at_capacity or not summary.is_steady else ", so there is room for more load"
         reason = f"no step runs {percent(1 - busy)} of the time{room}; while busy, {reason}"

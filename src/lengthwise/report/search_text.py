@@ -13,7 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from lengthwise.report.fitted_table import SplitTable, boxed_table
-from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, counted, model_text, rounded
+from lengthwise.report.formatting import (
+    PLUS_MINUS,
+    TIMES,
+    UNKNOWN,
+    amount,
+    capitalized,
+    counted,
+    model_text,
+    rounded,
+    two_digits,
+)
 from lengthwise.report.result_page import METADATA
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import UNKNOWN as UNKNOWN_ESTIMATE
@@ -286,9 +296,13 @@ def _ranking(plan: Plan, top: int) -> Table:
         texts[1] += "*" * (choice.bottleneck.binds == "throughput")
         cells = []
         for limit, (factor, _) in zip(limits, scales, strict=True):
-            value = amount((choice.at.value(limit.metric) if choice.at else math.nan) * factor)
+            value = choice.at.values.get(limit.metric, UNKNOWN_ESTIMATE) if choice.at else UNKNOWN_ESTIMATE
             mark = "*" * (limit.metric == choice.bottleneck.binds)
-            cells.append(Text(f"{value}{mark}", style="bold" if is_bound_by(choice, limit) else ""))
+            half = f"{PLUS_MINUS} {two_digits(value.half_width * factor)}" if 0 < value.half_width < math.inf else ""
+            style = "bold" if is_bound_by(choice, limit) else ""
+            cells.append(Text.assemble((f"{amount(value.value * factor)}{mark}", style)))
+            if interval := model_text(value, factor) or half:
+                cells[-1].append(f"\n{interval}")
         made.add_row(
             Text(rank_text(plan, i)),
             Text(choice.name, style="bold green" if i < max(plan.tied, 1) else ""),
@@ -307,7 +321,9 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
     cached = prefix_cache_metrics(choice.at for choice in shown[:top])
     legend = {
         f"± half-widths of {100 * plan.level:g} % intervals.": True,
-        "(...): 90 % intervals of the cost model's error.": any(c.objective.has_model_interval for c in shown[:top]),
+        "(...): 90 % intervals of the cost model's error.": any(
+            e.has_model_interval for c in shown[:top] for e in (c.objective, *(c.at.values.values() if c.at else ()))
+        ),
         "=1: may be the best: its distance may be due to sampling or the cost model's error.": plan.tied > 1,
         "~: scouted, known roughly.": any(c.status is Status.SCOUTED for c in shown[:top]),
         "*: breaks first at a higher rate, near its bound or not (in the column of the rate: the queue grows).": any(
@@ -342,7 +358,9 @@ def _shifts(plan: Plan) -> Iterator[Text]:
             line = Text("  ")
             for shift in moved:
                 style = "bold" if math.isclose(shift.bound, limit.bound) else ""
-                line.append(f"{metric_text(limit.metric, shift.bound)}: {amount(shift.objective)}   ", style=style)
+                value = Estimate(shift.objective, math.nan, shift.model_low, shift.model_high)
+                text = " ".join(filter(None, (amount(value.value), model_text(value))))
+                line.append(f"{metric_text(limit.metric, shift.bound)}: {text}   ", style=style)
             yield line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -142,6 +143,8 @@ class Shift:
     bound: float
     choice: str
     objective: float
+    model_low: float = math.nan  # the interval of the cost model's error, as wide in relation as that of the choice
+    model_high: float = math.nan
 
 
 @dataclass(frozen=True)

@@ -327,12 +327,14 @@ def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
 
     def key(c: Choice) -> tuple[Any, ...]:
         value = c.bounds.objective if c.status is Status.PRUNED else c.objective.value
-        # Of choices with equal objectives, the one with the smallest usage of its limits comes first.
-        used = math.inf
+        # Of choices with equal objectives, the one with the smallest usage of its limits comes first; of those with as
+        # few GPUs, the cheapest.
+        used, is_gpus = math.inf, question.objective.name == "fewest_gpus"
+        usd = c.price_per_hour_usd if is_gpus and not math.isnan(c.price_per_hour_usd) else math.inf
         if c.at is not None:
             limits = [limit for limit in question.slo_limits.limits if not limit.at_least]
             used = max((c.at.value(limit.metric) / limit.bound for limit in limits), default=0.0)
-        return statuses.index(c.status), _sort_value(value, question), used, -c.bounds.rate_rps, c.key
+        return statuses.index(c.status), _sort_value(value, question), usd, used, -c.bounds.rate_rps, c.key
 
     ordered = sorted(choices, key=key)
     ranked = [c for c in ordered if c.status is Status.RANKED]
@@ -419,14 +421,17 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
         choices = [c for at, c in enumerate(ranked) if at < LEADERS or c.name in fastest]
         rough, own = _rough(run, choices, limit.metric, known), dict[float, Shift]()
         for factor in BOUND_FACTORS:
-            best, name = math.nan, ""
+            best, name, by = math.nan, "", UNKNOWN
             for choice, other, requested in zip(choices, rough[factor], rough[1.0], strict=True):
                 base = requested.objective.value
                 value = choice.objective.value * other.objective.value / base if base else math.nan
                 if better(value, best, question):
-                    best, name = value, choice.name
-            own[factor] = Shift(limit.metric, limit.bound * factor, name, best)
-        own[1.0] = replace(own[1.0], choice=ranked[0].name, objective=ranked[0].objective.value)
+                    best, name, by = value, choice.name, choice.objective
+            low, high = (best / (by.value or math.nan) * end for end in (by.model_low, by.model_high))
+            own[factor] = Shift(limit.metric, limit.bound * factor, name, best, low, high)
+        first = ranked[0].objective
+        ends = {"model_low": first.model_low, "model_high": first.model_high}
+        own[1.0] = replace(own[1.0], choice=ranked[0].name, objective=first.value, **ends)
         found += monotone(own, question)
     return tuple(found)
 
@@ -479,11 +484,20 @@ def advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tup
     alike = [c for c in known if _hardware(c) == _hardware(best)]
     for key in axes:
         # A setting other than the hardware is compared on the same hardware, whose difference it would be blamed for.
-        fair = known if key in HARDWARE else alike
+        is_hardware = key in HARDWARE
+        fair = known if is_hardware else alike
         keyed = (c for c in fair if key in c.settings and key in best.settings)
         others = (c for c in keyed if c.settings[key] != best.settings[key])
-        # The best by value, not by rank: a tied choice ranks high but says nothing about this setting.
-        other = min(others, key=lambda c: _sort_value(c.objective.value, question), default=None)
+        # The best by value, not by rank: a tied choice ranks high but says nothing about this setting. Other hardware
+        # has errors of its own: a tied choice of it comes first, or the sentence would contradict the ranking.
+        other = min(
+            others,
+            key=lambda c: (
+                not (is_hardware and c.status is Status.RANKED and not separated(best, c, question)),
+                _sort_value(c.objective.value, question),
+            ),
+            default=None,
+        )
         if other is None:
             continue
         own = best.settings[key]

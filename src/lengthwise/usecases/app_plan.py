@@ -16,6 +16,7 @@ from lengthwise.apps.expand import ExpandedApp, expand
 from lengthwise.apps.inputs import UNLIMITED_TOKENS, Rows
 from lengthwise.apps.plan import DEFAULT, METHODS, PlanOptions, Space, plan, what_if
 from lengthwise.apps.plan.draws import draw
+from lengthwise.cost.model_error import DRAWS, MAX_REPEATED_REQUESTS
 from lengthwise.schema.app import AppPlan, TaskDraw
 from lengthwise.schema.errors import InputError, UnknownNameError
 
@@ -57,6 +58,7 @@ class PlanSettings:
     quantile: float | None = None  # minimize this quantile of the makespan; None: its mean
     seed: int = 0
     what_ifs: bool = True
+    model_draws: int = DRAWS  # of the cost model's error; 0: makespans have no interval for it
 
     def __post_init__(self) -> None:
         if self.draws < 1 or self.true_draws < 2:
@@ -128,7 +130,13 @@ def _find_plan(
     seeds = [(settings.seed, _EVALUATION, k) for k in range(settings.true_draws)]
     true_draws = length_samples(sampled.expanded, seeds)
     methods = tuple(METHODS) if settings.compare else ()
-    options = PlanOptions(settings.method, methods, settings.quantile, compared=settings.draws)
+    options = PlanOptions(
+        settings.method,
+        methods,
+        settings.quantile,
+        compared=settings.draws,
+        model_draws=settings.model_draws if len(sampled.expanded.tasks) <= MAX_REPEATED_REQUESTS else 0,
+    )
     seeds = [(settings.seed, _PLANNING, settings.draws + k) for k in range(settings.finalist_draws)]
     draws = (*sampled.draws, *length_samples(sampled.expanded, seeds))
     problem = sampled.expanded.tasks, draws, space.models, space.cluster
@@ -157,7 +165,12 @@ def length_samples(expanded: ExpandedApp, seeds: Sequence[tuple[int, ...]]) -> t
 
 
 def _notes(expanded: ExpandedApp) -> list[str]:
-    tasks, models, notes = expanded.tasks, expanded.app.models, []
+    tasks, models, notes = expanded.tasks, expanded.app.models, list[str]()
+    if len(tasks) > MAX_REPEATED_REQUESTS:
+        notes.append(
+            f"makespans have no interval of the cost model's error: of more than {MAX_REPEATED_REQUESTS:,} requests, "
+            "none is simulated again with perturbed costs"
+        )
     if unknown := [model.name for model in models if model.lengths is None]:
         notes.append(
             f"lengths of {', '.join(unknown)} are unknown, so their outputs count as long as max_tokens allows; give "

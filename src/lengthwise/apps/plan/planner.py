@@ -17,13 +17,13 @@ from lengthwise.apps.plan.evaluate import makespans_s, simulate_plan, spans_of, 
 from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, Planned, beam, chosen_plan, improve
 from lengthwise.apps.plan.space import Served, Space, SwitchTimes
 from lengthwise.apps.plan.stages import REPRESENTED_TASKS, Runs, Stages
-from lengthwise.cost.model_error import deployment_notes
+from lengthwise.cost.model_error import LEVEL, deployment_notes
 from lengthwise.engine import simulate, warm_up
 from lengthwise.schema.app import PLAN_FORMAT, AppMethod, AppPlan, AppWhatIf, Cluster, Machine, TaskDraw, Tasks
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.files import write_atomic
 from lengthwise.schema.workload import Workload
-from lengthwise.statistics import mean_estimate
+from lengthwise.statistics import drawn_estimate, mean_estimate
 
 STAGE_S, RUN_S, REQUEST_S = 4.5e-5, 1.7e-3, 5.2e-7
 """Approximate seconds of each evaluated stage, each simulated run, and each request in a run.
@@ -100,6 +100,7 @@ class PlanOptions:
     known: tuple[Planned, ...] = ()  # plans that "lengthwise" also considers, if they fit
     # samples on which all plans are compared; the rest only choose between the best (``FINALIST_SHARE``). None: all
     compared: int | None = None
+    model_draws: int = 0  # of the cost model's error, for the interval of the chosen plan's makespan
 
 
 @dataclass(frozen=True)
@@ -381,7 +382,15 @@ def plan(
     found = search_results(samples, space, options, None if begin is None else first, more)
     best = next(one for one in found if one.name == options.method)
     truth = stages_of(tasks, true_draws, space) if true_draws else samples
-    return _report(truth, space, samples[0], best, found)
+    made = _report(truth, space, samples[0], best, found)
+    if not options.model_draws:
+        return made
+    chosen = {one for plans in (*made.planned, made.reserve) for one in plans}
+    spaces = [space, *space.with_model_errors(chosen, options.model_draws)]
+    # All errors on one sample: its difference from the mean is not that of the cost model.
+    drawn = [stages_of(tasks, (*true_draws, *draws)[:1], one) for one in spaces]
+    ends_s = [makespans_s(one, made.planned, made.reserve)[0] for one in drawn]
+    return replace(made, makespan=drawn_estimate(made.makespan, ends_s, LEVEL))
 
 
 def _warm_up(space: Space, stages: Stages) -> None:
@@ -478,7 +487,10 @@ def what_if(
         except DoesNotFitError:
             continue
         difference = [b - a for a, b in zip(report.makespans_s, then.makespans_s, strict=True)]
-        found.append(AppWhatIf(name, then.makespan, mean_estimate(difference)))
+        mean = mean_estimate(difference)
+        pairs = zip(getattr(report.makespan, "draws", ()), getattr(then.makespan, "draws", ()), strict=False)
+        changed = drawn_estimate(mean, [mean.value, *(b - a for a, b in pairs)], LEVEL)
+        found.append(AppWhatIf(name, then.makespan, changed))
     return tuple(found)
 
 
@@ -522,7 +534,7 @@ def plan_json(plan: AppPlan) -> str:
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {str(key): plain(one) for key, one in value.items()}
+            return {str(key): plain(one) for key, one in value.items() if key != "draws"}
         if isinstance(value, list | tuple):
             return [plain(one) for one in value]
         return None if isinstance(value, float) and math.isnan(value) else value

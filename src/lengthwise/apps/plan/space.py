@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lengthwise import catalog, engine, policy
 from lengthwise.apps.placement import degrees, fits
+from lengthwise.cost.model_error import comparable_deployments
 from lengthwise.schema.app import Cluster, ModelPlan
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits
@@ -110,9 +111,12 @@ class Space:
     models: Sequence[Served]
     cluster: Cluster
     times: SwitchTimes = field(default_factory=SwitchTimes)
+    deployments: Mapping[ModelPlan, Deployment] = field(
+        default_factory=dict
+    )  # those that are not built from ``models``
 
     def __post_init__(self) -> None:
-        self._deployments: dict[ModelPlan, Deployment] = {}
+        self._deployments = dict(self.deployments)
         self._plans: dict[int, tuple[ModelPlan, ...]] = {}
         self._fits: dict[tuple[tuple[str, int, int, int], ...], bool] = {}
         self.specs = [catalog.model(m.model) if isinstance(m.model, str) else m.model for m in self.models]
@@ -145,6 +149,19 @@ class Space:
                 one = replace(one, parallel=parallel, scheduler=replace(one.scheduler, router="least_outstanding"))
             self._deployments[plan] = one
         return self._deployments[plan]
+
+    def with_model_errors(self, plans: Iterable[ModelPlan], draws: int) -> list[Space]:
+        """Return a copy for each draw of the cost model's error, in which deployments of ``plans`` have its costs.
+
+        In each draw, a model has the same error on all GPUs of one kind and in all plans. Without known errors there
+        are no copies.
+        """
+        every = {one for plan in plans for one in (plan, replace(plan, dp=1))}
+        made = {plan: comparable_deployments(self.deployment(plan), draws)[1:] for plan in every}
+        return [
+            replace(self, deployments={plan: drawn[number] for plan, drawn in made.items() if drawn})
+            for number in range(max(map(len, made.values()), default=0))
+        ]
 
     def fits(self, plans: Sequence[ModelPlan]) -> bool:
         """Return whether the plans can run at the same time."""
