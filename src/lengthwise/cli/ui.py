@@ -12,6 +12,7 @@ Examples:
   lengthwise ui
   lengthwise ui --port 8131 --host 0.0.0.0
   lengthwise ui --run run
+  lengthwise ui --gateway http://127.0.0.1:8001
 """
 
 
@@ -22,11 +23,15 @@ def run(
         list[Path] | None,
         Option("--run", metavar="DIR", help="Show the progress of the app run in this folder; repeatable."),
     ] = None,
+    gateways: Annotated[
+        list[str] | None,
+        Option("--gateway", metavar="URL", help="Show the gateway with this admin address; repeatable."),
+    ] = None,
 ) -> None:
     """Open a planner in the browser: plan a deployment, search for GPUs, compare schedulers."""
     from lengthwise.cli import examples, mcp
-    from lengthwise.ui import applications, server
+    from lengthwise.ui import applications, gateway, server
 
     tools = (mcp.simulate, mcp.capacity, mcp.search, mcp.explain, mcp.compare, mcp.catalog)
-    pages = (*server.PAGES, applications.page(examples.folder(), runs or ()))
+    pages = (*server.PAGES, applications.page(examples.folder(), runs or ()), gateway.page(gateways or ()))
     server.serve(host, port, None if host in server.LOOPBACK else server.new_token(), tools, pages)

@@ -430,8 +430,8 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
             low, high = (best / (by.value or math.nan) * end for end in (by.model_low, by.model_high))
             own[factor] = Shift(limit.metric, limit.bound * factor, name, best, low, high)
         first = ranked[0].objective
-        ends = {"model_low": first.model_low, "model_high": first.model_high}
-        own[1.0] = replace(own[1.0], choice=ranked[0].name, objective=first.value, **ends)
+        low, high = first.model_low, first.model_high
+        own[1.0] = replace(own[1.0], choice=ranked[0].name, objective=first.value, model_low=low, model_high=high)
         found += monotone(own, question)
     return tuple(found)
 
