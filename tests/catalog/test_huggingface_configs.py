@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lengthwise import catalog
+from lengthwise.catalog.huggingface import TESTED_TYPES, ConfigKeys
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
 
@@ -38,6 +39,16 @@ def test_a_checkpoint_saved_as_float32_differs_in_dtype_alone():
     read, as_list = catalog.model(CONFIGS / "gemma-2-9b.json"), catalog.model("gemma-2-9b")
     assert (read.dtype, as_list.dtype) == ("float32", "bfloat16")
     assert shapes(replace(read, metadata=replace(read.metadata, dtype="bfloat16"))) == shapes(as_list)
+
+
+def test_a_type_that_no_test_covers_is_noted(tmp_path):
+    read = {name: ConfigKeys(config_of(name), name).model_type for name in NAMES}
+    assert {*read.values(), *(config["model_type"] for config in (GPT2, STARCODER))} == TESTED_TYPES
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config_of("llama-3.1-8b", model_type="foo")))
+    assert "no test covers a config.json of the type foo" in " ".join(catalog.approximations(catalog.model(path)))
+    path.write_text(json.dumps(config_of("llama-3.1-8b")))
+    assert not catalog.approximations(catalog.model(path))
 
 
 def test_a_folder_gives_its_config_under_its_own_name(tmp_path):

@@ -29,7 +29,7 @@ def words(text):
 def test_a_plan_reports_stages_makespan_methods_and_what_ifs(cli, tmp_path):
     finished = cli("app", "plan", write_app(tmp_path), *QUICK)
     assert finished.code == 0, finished.err
-    assert re.match(r"judged: [\d.]+( ± [\d.]+)? s on 2 GPUs, \d stages?\n", finished.out)
+    assert re.match(r"judged: [\d.]+( ± [\d.]+)? s \([\d.]+.[\d.]+\) on 2 GPUs, \d stages?\n", finished.out)
     assert re.search(r"^ +1 +0 s +[\d.]+ s +writer +\d", finished.out, re.MULTILINE)
     assert {line.split()[0] for line in finished.out.splitlines() if line} >= {"lengthwise", *METHODS}
     message = words(finished.out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -78,3 +79,12 @@ def test_details_of_a_figure_are_printed_and_a_wrong_name_lists_the_figures():
     wrong = run("docs/show_results.py", "fidelity", "fidelity.live.nothing")
     assert wrong.returncode == 2
     assert "fidelity.live.jct_p50_error" in wrong.stderr
+
+
+def test_every_missed_aim_of_applications_is_on_the_page():
+    page = (ROOT / "docs" / "apps.md").read_text("utf-8")
+    lines = (ROOT / "benchmarks" / "results" / "apps.json").read_text("utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if None not in (row["value"], row["target"])]
+    missed = [row["name"] for row in rows if (row["value"] < row["target"]) == (row["better"] == "higher")]
+    assert [name for name in missed if f"`{name}`" not in page] == []
+    assert [row["name"] for row in rows if row["ci"] and row["ci"][0] == row["ci"][1]] == [], "one run has no range"

@@ -36,6 +36,7 @@ def having(summary, **changes: float):
     h = summary.hardware
     shares = {k: Estimate(changes.pop(k)) if k in changes else v for k, v in h.time_shares.items()}
     plain = {k: Estimate(v) for k, v in changes.items()}
+    h = dataclasses.replace(h, replica_busy_share=(plain.get("busy_share", h.busy_share),))
     return dataclasses.replace(summary, hardware=dataclasses.replace(h, time_shares=shares, **plain))
 
 

@@ -33,6 +33,12 @@ _UNTIED_BY_CLASS = (  # types whose class does not tie head and embedding by def
     *("phi", "phi3", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "stablelm"),
 )
 
+TESTED_TYPES = frozenset(
+    ("deepseek_v2", "deepseek_v3", "deepseek_v32", "gemma", "gemma2", "gemma3_text", "glm4_moe", "glm_moe_dsa", "gpt2",
+     "gpt_bigcode", "gpt_oss", "internlm", "kimi_k2", "llama", "llama4_text", "minimax_m2", "mistral", "mixtral", "opt",
+     "phi", "phi3", "qwen", "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "t5")
+)  # fmt: skip
+"""Types whose shapes a test compares with a published config.json or its number of parameters."""
 _NEUTRAL = re.compile(
     # Patterns of whole words of a key, between underscores; keys that start with one are internal to transformers.
     r"(^|_)("
@@ -228,6 +234,7 @@ def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
             learned_positions=_learned_positions(keys),
             norm_bias=_has_layer_norm(keys),
             chunked_attention=attention.windowed_layers > 0 and keys.count("attention_chunk_size") > 0,
+            untested_type="" if keys.model_type in TESTED_TYPES else keys.model_type,
             source=where,
         ),
     )

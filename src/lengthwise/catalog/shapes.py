@@ -117,11 +117,16 @@ def state_bytes_per_sequence(spec: ModelSpec) -> float:
 
 
 def approximations(spec: ModelSpec, *, in_groups: bool = False) -> tuple[str, ...]:
-    """Return a sentence for each way in which the cost model simplifies this model's attention.
+    """Return a sentence for each way in which the model may differ from its checkpoint, or is simplified.
 
     ``in_groups``: the layers form KV cache groups (``schema.deployment.KvGroups``).
     """
     attention, found = spec.attention, []
+    if kind := spec.metadata.untested_type:
+        found.append(
+            f"{spec.name}: no test covers a config.json of the type {kind}; its keys are read as those of other types. "
+            "Compare the parameters in `lengthwise catalog models` with the published number."
+        )
     if attention.window_tokens and attention.windowed_layers and not in_groups:
         found.append(
             f"{spec.name}: {attention.windowed_layers} of {spec.layers} layers have a window of "

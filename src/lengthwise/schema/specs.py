@@ -90,6 +90,7 @@ class ModelFacts:
     int4_experts: bool = False  # whether checkpoints in INT4 quantize only routed experts
     mtp_modules: int = 0  # published modules of multi-token prediction
     chunked_attention: bool = False  # whether layers with a window see the current chunk of as many tokens (Llama 4)
+    untested_type: str = ""  # ``model_type`` of a config.json that no test covers
     source: str = ""
     aliases: tuple[str, ...] = ()
 

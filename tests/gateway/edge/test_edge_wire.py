@@ -110,12 +110,14 @@ def test_a_chunked_body_is_a_body(served):
     assert served.script.client_request[-1].body == BODY
 
 
-def test_an_upgrade_that_is_offered_is_not_taken(served):
+def test_an_upgrade_that_is_offered_is_not_taken(served, caplog):
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
     raw = served.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n" + SMUGGLED)
     assert (parsed(raw)[0], parsed(raw)[1]["connection"], raw.count(b"HTTP/1.1 ")) == (200, "close", 1)
     status, _, body = parsed(served.raw(complete(extra=offer)))
     assert (status, body["error"]["code"]) == (400, "upgrade_not_offered")
+    served.raw(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n")
+    assert "uvicorn[standard]" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,9 @@ class HttpProtocol(HttpToolsProtocol):
             part = "A head" if self._in_head else "Trailers after a body"
             self._fail(headers_too_large(f"{part} must have at most {self.limits.header_bytes} bytes."))
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: the request is answered over HTTP, and uvicorn's hint to install a library is wrong here."""
+
     def on_message_begin(self) -> None:  # noqa: D102
         if len(self.pipeline) >= MAX_PIPELINED:
             raise invalid(None, f"At most {MAX_PIPELINED} requests may wait on a connection.", "too_many_pipelined")
