@@ -124,4 +124,7 @@ def test_the_container_file_is_one_that_builders_read():
         json.loads(words[words.index("[") :]) for name, words in lines if name in ("ENTRYPOINT", "CMD", "HEALTHCHECK")
     ]
     assert ["lengthwise", "serve"] in commands
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    copied = {word for name, words in lines if name == "COPY" for word in words.split()[:-1]}
+    assert {*hatch["force-include"]} <= copied  # what the wheel is built of
     assert all(isinstance(word, str) for command in commands for word in command)
