@@ -10,7 +10,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 # Without bytecode every process compiles all sources that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo kernel test test-slow test-nojit test-robust engine test-engine torch test-torch coverage bench tables docs site metrics check lint types imports format lock clean
+.PHONY: help setup demo kernel test test-slow test-nojit test-robust engine test-engine torch test-torch coverage bench tables docs site screenshots changelog metrics check lint types imports format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -79,6 +79,12 @@ docs: setup ## check that the examples in the docs run
 
 site: setup ## build the documentation site into site/ (open site/index.html); broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+screenshots: setup ## renew the pictures of docs/images with Chromium (ARGS="planner app-report" renews some)
+	$(BIN)/python tools/screenshots.py $(ARGS)
+
+changelog: setup ## the text of the next release from changelog.d; ARGS=--yes moves it into CHANGELOG.md
+	@$(BIN)/towncrier build --version $$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) $(or $(ARGS),--draft)
 
 metrics: setup ## size and vocabulary of the code beside their limits (ARGS=--words=40 lists words)
 	$(BIN)/python tools/metrics.py $(ARGS)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from _harness import grouped
 from _intervals import MIN_GROUPS, Interval, share_interval, sides
-from _silicon import MAY_SPECULATE, NOTHING, Point, deployed, fits_without, host_of, loop_of, means, read
+from _silicon import MAY_SPECULATE, NOTHING, Point, Thetas, deployed, fits_without, host_of, loop_of, means, read
 
 from lengthwise.cost import HostOverhead
 from lengthwise.cost.model_error import LEVEL, perturbed
@@ -43,7 +43,7 @@ class Bracket(NamedTuple):
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
     points = read(shared)[0]
-    (thetas,) = fits_without(points, "family")
+    thetas = families_without(points, quick=quick)
     able = [point for point in points if point.inferencemax and not point.prefill]
     some = able[:: EVERY if quick else 1]
     needed = np.array([least(point, host_of(thetas[point.family], point)) for point in some])
@@ -58,6 +58,12 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     return rows | {"deploy.ttft_bracket_coverage": headline}
 
 
+def families_without(points: Sequence[Point], *, quick: bool) -> Thetas:
+    """Return the factors fitted to all other families, by family; quick: to a tenth of the points."""
+    (thetas,) = fits_without(points[:: 10 if quick else 1], "family")
+    return dict.fromkeys({point.family for point in points}, thetas[NOTHING]) | thetas
+
+
 MTP_TOKENS, MTP_ACCEPTANCE = 3, 0.85
 """InferenceMAX' recipes propose up to 3 tokens; DeepSeek-V3's second token is accepted in 85 to 90 % of the cases
 (arXiv:2412.19437, section 5.4.3)."""
@@ -65,7 +71,7 @@ MTP_TOKENS, MTP_ACCEPTANCE = 3, 0.85
 
 def mtp(shared: Path, quick: bool) -> dict[str, Any]:
     """Return the coverage from the low end of ``simulate``'s interval with speculation to the high end without."""
-    (thetas,), points = fits_without(read(shared)[0], "family"), read(shared, MAY_SPECULATE)[0]
+    thetas, points = families_without(read(shared)[0], quick=quick), read(shared, MAY_SPECULATE)[0]
     slow_s, found, left = FRONT_SLOW_S, [], Counter[str]()
     drafted = Speculation("mtp", MTP_TOKENS, MTP_ACCEPTANCE)
     for point in points[:: EVERY if quick else 1]:

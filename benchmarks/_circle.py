@@ -29,13 +29,10 @@ LOADS = {"static": None, "half": 0.5, "high": 0.85}
 """All at once, or Poisson arrivals at a share of the measured capacity."""
 LEARNT = ("static", "half")  # loads that a calibration is fitted to
 METRICS = {
-    "jct_p50": ("jct_s", 0.5, 0.10),
-    "jct_p95": ("jct_s", 0.95, 0.10),
-    "ttft_p50": ("ttft_s", 0.5, 0.10),
-    "ttft_p95": ("ttft_s", 0.95, 0.10),
-    "tpot_p50": ("tpot_s", 0.5, 0.05),
+    "jct_p50": ("jct_s", 0.5, 0.10), "jct_p95": ("jct_s", 0.95, 0.10), "ttft_p50": ("ttft_s", 0.5, 0.10),
+    "ttft_p95": ("ttft_s", 0.95, 0.10), "tpot_p50": ("tpot_s", 0.5, 0.05),
     "normalized_latency_p50": ("normalized_latency_s", 0.5, 0.09),
-}
+}  # fmt: skip
 """Name: column, quantile, aim. Latency per output token is Vidur's own column, and the aim its error in it."""
 HOLDOUT = 0.3  # share of the requests that a calibration holds out where no run is
 BLOCK, WARM_UP = 32, 32

@@ -120,16 +120,11 @@ def measured(report: Mapping[str, Any], workload: Workload, metadata: Mapping[st
     )
     first_s, last_s = (np.array([row["token_s"][at] if row["token_s"] else np.nan for row in rows]) for at in (0, -1))
     records = records_of(
-        arrival_s=sent_s if closed else workload.arrival_s,
-        prompt_tokens=workload.prompt_tokens,
-        output_tokens=np.array([row["output_tokens"] for row in rows]),
-        status=np.where(finished, Status.FINISHED, Status.UNFINISHED),
-        first_token_s=first_s,
-        finished_s=last_s,
+        arrival_s=sent_s if closed else workload.arrival_s, prompt_tokens=workload.prompt_tokens,
+        output_tokens=np.array([row["output_tokens"] for row in rows]), tokens=tokens, name=workload.name,
+        status=np.where(finished, Status.FINISHED, Status.UNFINISHED), first_token_s=first_s, finished_s=last_s,
         end_s=float(report["end_s"]),
-        tokens=tokens,
-        name=workload.name,
-    )
+    )  # fmt: skip
     steps = np.array(report["steps"], dtype=np.float64).reshape(len(report["steps"]), -1)
     column = dict(zip(report["step_columns"], steps.T, strict=True))
     none = np.zeros(len(steps), dtype=np.int64)

@@ -5,8 +5,10 @@ TensorRT-LLM in LENGTHWISE_TRTLLM.
 """
 
 import importlib
+import itertools
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -102,45 +104,62 @@ def capped(kind: str, requests: int, seed: int) -> Workload:
 
 
 def caution(kind: str, engine: str, requests: int, seed: int) -> dict[str, dict[str, float]]:
-    """Return throughput and preemptions with CLIENTS, and p99 at 80 % of the own rate, by what is reserved."""
-    work, old, found = capped(kind, requests, seed), capped(kind, 5000, 1000 + seed), {}
+    """Return throughput and preemptions with CLIENTS, p99 at 80 % of the own rate, and bursts, by what is reserved."""
+    work, old, found = capped(kind, requests, seed), capped(kind, 5000, 1000 + seed), dict[str, dict[str, float]]()
     samples = Samples(Prompts(len(old), prompt_tokens=old.prompt_tokens), old.output_tokens, np.zeros(len(old), bool))
     exact = replace(work, predicted_tokens=work.output_tokens.astype(float))
-    predicted = attach(work, Ecdf().fit(samples))
-    works = {"own": work, "predicted": predicted, "exact": exact, "share 0": predicted}
-    works |= {"MAX_UTILIZATION": work} if engine == "trtllm" else {}
-    longest = int((work.prompt_tokens + CAPS[kind]).max())
+    predicted, median = (attach(work, Ecdf().fit(samples), statistic=name) for name in ("mean", "median"))
+    runs: dict[str, tuple[Workload, float | None, str]] = {"own": (work, None, ""), "evicting": (work, None, "")}
+    runs |= {f"share {share:g}": (predicted, share, "") for share in (0.2, 0.1, 0.4)}
+    runs |= {"exact": (exact, 0.0, ""), "exact 0.2": (exact, 0.2, ""), "within own": (predicted, 0.2, "own")}
+    runs |= {"median within own": (median, 0.2, "own"), "within evicting": (predicted, 0.2, "evicting")}
+    longest, gaps_s = (
+        int((work.prompt_tokens + CAPS[kind]).max()),
+        np.random.default_rng(seed).exponential(size=requests),
+    )
     limits = EngineLimits(max_num_seqs=256, max_num_batched_tokens=32768, max_model_len=longest)
-    gaps_s = np.random.default_rng(seed).exponential(size=len(work))
-    for name, one in works.items():
-        share, scheduler = 0.0 if name == "share 0" else Scheduler.max_recompute_share, OWN[engine]
-        if name != "own":
-            ungated = Scheduler(trtllm=TrtllmSettings("MAX_UTILIZATION")) if engine == "trtllm" else scheduler
-            scheduler = replace(ungated, reserve=one.predicted_tokens is not None, max_recompute_share=share)
+    preempts = Scheduler(trtllm=TrtllmSettings("MAX_UTILIZATION")) if engine == "trtllm" else OWN[engine]
+    for name, (one, share, rule) in runs.items():
+        scheduler = OWN[engine] if name == "own" else preempts
+        if share is not None:
+            budget = found[rule]["preemptions"] / len(work) if rule else np.inf
+            scheduler = replace(preempts, reserve=True, max_recompute_share=share, max_preemptions_per_request=budget)
         made = deploy("llama-3.1-8b", "A100-40GB", limits=limits, scheduler=scheduler)
         r = simulate(replace(one, concurrency=CLIENTS[kind]), made, max_log_steps=0).requests
         low, high = np.quantile(r.finished_s, [0.2, 0.8])
         found[name] = {"requests_per_s": 0.6 * len(one) / (high - low), "preemptions": float(r.preemptions.sum())}
-        arrival_s = np.cumsum(gaps_s / (0.8 * found["own"]["requests_per_s"]))
+        arrival_s = np.cumsum(gaps_s[: len(work)] / (0.8 * found["own"]["requests_per_s"]))
         r = simulate(one.with_arrivals(arrival_s), made, max_log_steps=0).requests
-        found[name]["p99_ttft_s"] = np.quantile(r.first_token_s - arrival_s, 0.99)
-        found[name]["p99_jct_s"] = np.quantile(r.finished_s - arrival_s, 0.99)
+        tpot_s = (r.finished_s - r.first_token_s) / np.maximum(1, one.output_tokens - 1)
+        for key, of in {"ttft": r.first_token_s - arrival_s, "jct": r.finished_s - arrival_s, "tpot": tpot_s}.items():
+            found[name][f"p99_{key}_s"] = float(np.quantile(of, 0.99))
+        if name in ("evicting", "share 0.2"):
+            found[name]["burst_s"] = float(simulate(one, made, max_log_steps=0).requests.finished_s.max())
+    found["exact"] = max(found["exact"], found.pop("exact 0.2"), key=lambda of: of["requests_per_s"])
     return found
 
 
 def reserve(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the gain of memory reserved by past lengths, and its share of exact lengths' gain over NO_EVICT."""
-    rows, shares, requests = {}, [], 300 if quick else 3000
-    for kind in CAPS:
-        for engine in OWN:
-            runs = [caution(kind, engine, requests, seed) for seed in range(2 if quick else 5)]
-            rates = np.array([[of["requests_per_s"] for of in run.values()] for run in runs])
-            medians = {n: {k: float(np.median([r[n][k] for r in runs])) for k in of} for n, of in runs[0].items()}
-            rows[f"engines.reserve_gain.{engine}.{kind}"] = summary(list(rates[:, 1] / rates[:, 0])) | medians
-            if engine == "trtllm":
-                shares.append((rates[:, 1] - rates[:, 0]) / (rates[:, 2] - rates[:, 0]))
-    by_kind = {kind: summary(list(share)) for kind, share in zip(CAPS, shares, strict=True)}
-    return rows | {"engines.reserve_recovered_share": summary(list(np.mean(shares, axis=0))) | by_kind}
+    """Return gains, and shares of exact lengths' gain over NO_EVICT; its rules were chosen with other seeds."""
+    rows, shares, bursts, requests = dict[str, Any](), dict[str, dict[str, Any]](), {}, 300 if quick else 3000
+    for kind, engine in itertools.product(CAPS, OWN):
+        with ThreadPoolExecutor(2) as pool:
+            runs = list(pool.map(partial(caution, kind, engine, requests), range(5, 7 if quick else 10)))
+        rates = {name: np.array([run[name]["requests_per_s"] for run in runs]) for name in runs[0]}
+        medians = {n: {k: float(np.median([r[n][k] for r in runs])) for k in of} for n, of in runs[0].items()}
+        rows[f"engines.reserve_gain.{engine}.{kind}"] = summary(list(rates["share 0.2"] / rates["own"])) | medians
+        bursts[f"{engine}.{kind}"] = [r["evicting"]["burst_s"] / r["share 0.2"]["burst_s"] for r in runs]
+        for name in ("within evicting", "within own", "median within own", "evicting") if engine == "trtllm" else ():
+            share = list((rates[name] - rates["own"]) / (rates["exact"] - rates["own"]))
+            counts = [run[name]["preemptions"] for run in runs]
+            shares.setdefault(name, {})[kind] = summary(share) | {"preemptions": counts, "shares": share}
+    for name, row, other in (
+        ("within evicting", "", "evicting"),
+        ("within own", ".no_preemptions", "median within own"),
+    ):
+        mean = summary(list(np.mean([of["shares"] for of in shares[name].values()], axis=0)))
+        rows["engines.reserve_recovered_share" + row] = mean | shares[name] | {other: shares[other]}
+    return rows | {"engines.reserve_burst_gain": summary(list(itertools.chain(*bursts.values()))) | bursts}
 
 
 MODULES = {name: f"engines:steps:{name}" for name in ENGINES}

@@ -1,17 +1,27 @@
-"""What a user waits for before the first answer: import, a warm command, a wrong name, the first compilation.
+"""What a user waits for before the first answer: import, a warm command, a wrong name, a machine without a cache.
+
+``start.first_run_s`` and ``start.first_ui_s`` are wall seconds with an empty cache, in which processes share the cores.
 
 ``machine_pace`` is the CPU time of a plain Python loop: compare figures of two machines or days relative to it.
 """
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from _harness import cpu_seconds, fresh_process, machine, python_loop, summary
 from _sections import Sections
+
+from lengthwise import _jit, engine
+from lengthwise.backend.process import free_port
 
 SCENARIO = """
 workload = {preset = "chat-1m", num_requests = 1000, request_rate = 3.0}
@@ -49,6 +59,45 @@ def command_s(repeats: int, model: str, *, expected: str, fails: bool = False) -
     return seconds[1:]
 
 
+def first_answer_s(answer: Callable[[], None]) -> float:
+    """Return the wall seconds of an answer with an empty cache; the kernel is then compiled in the background."""
+    with tempfile.TemporaryDirectory() as scratch:
+        before = dict(os.environ)
+        os.environ["LENGTHWISE_CACHE_DIR"] = scratch
+        for name in ("CI", "LENGTHWISE_COMPILE", "PYTHONDONTWRITEBYTECODE"):
+            os.environ.pop(name, None)
+        try:
+            start_s = time.perf_counter()
+            answer()
+            seconds = time.perf_counter() - start_s
+            assert not engine.ready(), "the answer did not come before the kernel"
+            while not engine.ready() and seconds < 600:
+                time.sleep(0.5)
+            with _jit.compile_lock(wait=True):  # until the background process has written its last file
+                assert engine.ready()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+    return seconds
+
+
+def ui_answers() -> None:
+    """Start the planner and let it answer the page's first question."""
+    url = f"http://127.0.0.1:{(port := free_port())}/api/plan"
+    request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json"})
+    command = [sys.executable, "-m", "lengthwise.cli", "ui", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            while server.poll() is None:
+                with suppress(ConnectionError, urllib.error.URLError), urllib.request.urlopen(request) as response:
+                    assert json.load(response)["cards"]
+                    return
+                time.sleep(0.05)
+            raise RuntimeError("the planner ended before its first answer")
+        finally:
+            server.terminate()
+
+
 def figures(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return the seconds of each start, and ``machine_pace``; a quick run compiles nothing."""
     repeats = 3 if quick else 7
@@ -58,6 +107,10 @@ def figures(_shared: Path, quick: bool) -> dict[str, Any]:
             "warm.simulate_1000_s": command_s(repeats, "llama-2-70b", expected='"finished"'),
             "start.typo_s": command_s(repeats, "llama-2-70", expected="llama-2-70b", fails=True),
             "cold.compile_s": [] if quick else [fresh_process(COMPILE, LENGTHWISE_CACHE_DIR=scratch)],
+            "start.first_run_s": []
+            if quick
+            else [first_answer_s(lambda: command_s(0, "llama-2-70b", expected='"finished"')) for _ in range(3)],
+            "start.first_ui_s": [] if quick else [first_answer_s(ui_answers) for _ in range(3)],
             "machine_pace": cpu_seconds(python_loop, 21),
         }
     return {name: summary(of) | {"unit": "s", "machine": machine()} for name, of in seconds.items() if of}

@@ -15,6 +15,8 @@ from typing import TypeVar
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("LENGTHWISE_COMPILE", "wait")  # no test leaves a compilation in the background
+
 # The same examples every time, so that a failure is of the change; LENGTHWISE_EXPLORE=1 draws new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, print_blob=True)

@@ -173,12 +173,9 @@ class Engine:
                 }
                 finished += 1
         return {
-            "requests": rows,
-            "sent_s": sent_s,
-            "end_s": now() - start_s,
-            "step_columns": Steps.COLUMNS,
+            "requests": rows, "sent_s": sent_s, "end_s": now() - start_s, "step_columns": Steps.COLUMNS,
             "steps": [[row[0] - start_s, row[1] - start_s, *row[2:]] for row in self.steps.rows],
-        }
+        }  # fmt: skip
 
 
 def metadata(given, engine):

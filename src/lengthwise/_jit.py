@@ -12,8 +12,10 @@ import hashlib
 import importlib.metadata
 import os
 import re
+import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,8 +42,9 @@ from lengthwise._native import (
 )
 
 __all__ = [
-    "DISABLED", "by_pointer", "cache_folder", "compile_now", "f8", "f8_1d", "function_type", "i8", "i8_1d", "i8_2d",
-    "is_cached", "jit", "jit_cold", "none", "pair_of_floats", "pointer_to", "source_stamp", "triple_of_ints", "type_of",
+    "DISABLED", "by_pointer", "cache_folder", "compile_detached", "compile_lock", "compile_now", "f8", "f8_1d",
+    "function_type", "i8", "i8_1d", "i8_2d", "is_cached", "jit", "jit_cold", "none", "pair_of_floats", "pointer_to",
+    "source_stamp", "triple_of_ints", "type_of",
 ]  # fmt: skip
 
 _COMPILED = (
@@ -54,6 +57,15 @@ _CODE_SETTINGS = (
 )  # fmt: skip
 
 _LOCK = threading.RLock()
+DETACHED_LIMIT_S = 1200.0
+_DETACHED = """
+import os, threading
+os.nice(19)
+limit = threading.Timer({limit_s}, os._exit, [1])
+limit.daemon = True
+limit.start()
+{program}
+"""
 
 
 def _is_set(setting: str) -> bool:
@@ -167,3 +179,51 @@ class _Stored:
 def is_cached(name: str) -> bool:
     """Return whether the cache has a compiled function of this name (with its module), for any processor."""
     return any(cache_folder().glob(f"{name}-*.code"))
+
+
+@contextmanager
+def compile_lock(*, wait: bool) -> Iterator[bool]:
+    """Hold the lock of these sources' cache while code is compiled; yield whether this process may compile.
+
+    With ``wait``, first wait for a process that holds it. A cache without a lock (it cannot be written, or the system
+    has no ``fcntl``) stops nobody: every process compiles for itself.
+    """
+    try:
+        import fcntl
+
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        file = (cache_folder() / "lock").open("ab")
+    except (ImportError, OSError):
+        yield True
+        return
+    with file:
+        is_free = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_free = False
+        except OSError:  # a file system without locks
+            pass
+        yield is_free
+
+
+def compile_detached(program: str) -> bool:
+    """Run a Python program that fills the cache, at the lowest priority, in a process that outlives this one.
+
+    It ends after ``DETACHED_LIMIT_S`` at the latest, and is not started while another process compiles or if the cache
+    cannot be written. Return False where the caller must compile: with LENGTHWISE_COMPILE=wait, in CI, on Windows.
+    """
+    waits = os.environ.get("LENGTHWISE_COMPILE") == "wait" or os.environ.get("CI")
+    if waits or os.name != "posix" or not sys.executable:
+        return False
+    import subprocess
+
+    with compile_lock(wait=False) as is_free:
+        starts = is_free and os.access(cache_folder(), os.W_OK)
+    if starts:
+        code, none = _DETACHED.format(limit_s=DETACHED_LIMIT_S, program=program), subprocess.DEVNULL
+        process = subprocess.Popen(  # noqa: S603 - this interpreter
+            [sys.executable, "-c", code], start_new_session=True, stdin=none, stdout=none, stderr=none
+        )
+        threading.Thread(target=process.wait, daemon=True).start()  # or it would stay a zombie in a long-lived server
+    return True

@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from lengthwise import EngineLimits, Poisson, Scheduler, Workload, deploy, engine, preset
 from lengthwise.backend import load_test, trtllm_launch, vllm_launch, write_launch, write_trace
+from lengthwise.backend.launch_folder import dns_name
 from lengthwise.config import loads_gateway
 from lengthwise.schema.deployment import TrtllmSettings
 from lengthwise.schema.errors import InputError, OutputError
@@ -520,3 +523,15 @@ def test_an_engine_that_cannot_run_the_deployment_has_no_script(tmp_path):
     ):
         write(tmp_path / "none", **(speculates | experts))
     assert not (tmp_path / "none").exists()
+
+
+@given(st.text(max_size=80) | st.from_regex(r"[-_./A-Z0-9vlm]{0,70}", fullmatch=True))
+@example("vllm")
+@example("模型")
+@example("3.1-" + "8" * 60)
+@example("a" * 47 + "-b")
+def test_the_name_of_any_model_becomes_one_that_kubernetes_accepts(name):
+    made = dns_name(name)
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?", made)  # RFC 1035, with room for the longest suffix
+    assert made != "vllm"
+    assert dns_name(made) == made

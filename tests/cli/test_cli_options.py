@@ -95,3 +95,22 @@ def test_wrong_options_get_one_message_that_names_them(cli, arguments, message):
     finished = cli(*arguments)
     assert (finished.code, finished.out) == (2, "")
     assert message in finished.err
+
+
+def test_columns_of_a_trace_are_named_by_options(cli, tmp_path):
+    (tmp_path / "calls.csv").write_text("ts,len in,len out\n0,100,5\n1,200,6\n")
+    command = ("simulate", "--model", "llama-3.1-8b", "--gpu", "H100", "--workload", tmp_path / "calls.csv", *SMALL[2:])
+    unknown = cli(*command)
+    assert unknown.code == 2
+    assert "name each by --column: prompt_tokens=" in unknown.err
+    names = [
+        word
+        for pair in ("prompt_tokens=len in", "output_tokens=len out", "arrival_s=ts")
+        for word in ("--column", pair)
+    ]
+    finished = cli(*command, *names, "--json", tmp_path / "out.json")
+    assert (finished.code, "is ignored" in finished.err) == (0, False)
+    counts = json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["summary"]["counts"]
+    assert counts["finished"] == 2
+    wrong = cli(*command, "--column", "prompt_tokens")
+    assert (wrong.code, "--column takes NAME=COLUMN" in wrong.err) == (2, True)

@@ -92,7 +92,7 @@ def test_mathematics_is_noted(tmp_path, capsys) -> None:
     assert run("eval", "default", tmp_path / "sums.jsonl") == 0
     assert "120 requests ask for mathematics; their order is hardly predicted" in capsys.readouterr().out
     assert run("show", "default", "--prompt", requests[9]) == 0
-    assert "note: a mathematical prompt" in capsys.readouterr().out
+    assert "note: this prompt is mathematical" in capsys.readouterr().out
     assert run("show", "default", "--prompt", "Write an essay about rivers.") == 0
     assert "mathematics" not in capsys.readouterr().out
 

@@ -40,6 +40,9 @@ max_num_seqs = [4, 32]
 """
 
 
+QUICK = ("--set", "search.precision=0.3", "--set", "search.seeds=1", "--set", "run.model_draws=0")
+
+
 @pytest.fixture
 def question(tmp_path):
     path = tmp_path / "small.toml"
@@ -111,7 +114,7 @@ def test_search_prints_the_winner_and_writes_the_requested_files(cli, question, 
 def test_a_winner_that_speculates_has_the_script_of_vllm(cli, question, tmp_path):
     drafter = "deployment.speculation={ method = 'ngram', num_speculative_tokens = 2, acceptance = 0.9 }"
     words = ("--set", drafter, "--set", "search.space.gpu=['H100']", "--set", "search.space.max_num_seqs=[32]")
-    finished = cli("search", question, *words, "--deploy", tmp_path / "launch")
+    finished = cli("search", question, *QUICK, *words, "--deploy", tmp_path / "launch")
     assert finished.code == 0, finished.err
     (made,) = (tmp_path / "launch").iterdir()
     assert "--speculative-config" in (made / "vllm.sh").read_text()
@@ -121,7 +124,7 @@ def test_a_winner_that_speculates_has_the_script_of_vllm(cli, question, tmp_path
 
 def test_folders_of_an_earlier_search_are_replaced_only_with_force(cli, question, tmp_path):
     folder = tmp_path / "launch"
-    both = ("search", question, "--deploy", folder, "--deploy-top", 2)
+    both = ("search", question, *QUICK, "--deploy", folder, "--deploy-top", 2)
     assert cli(*both).code == 0
     first = sorted(path.name for path in folder.iterdir())
     assert len(first) == 2
@@ -131,11 +134,11 @@ def test_folders_of_an_earlier_search_are_replaced_only_with_force(cli, question
     refused = cli(*both)
     assert refused.code == 2
     assert f"launch folders of an earlier search ({', '.join(first)})" in refused.err.replace("\n", " ")
-    assert cli("search", question, "--deploy", folder, "--force").code == 0  # only the best
+    assert cli("search", question, *QUICK, "--deploy", folder, "--force").code == 0  # only the best
     assert sorted(path.name for path in folder.iterdir()) == sorted([first[0], "2-mine", "notes.txt"])
     measured = folder / first[0] / "measured.json"
     measured.write_text("{}")
-    refused = cli("search", question, "--deploy", folder, "--force")
+    refused = cli("search", question, *QUICK, "--deploy", folder, "--force")
     assert refused.code == 2
     assert "also has measured.json" in refused.err.replace("\n", " ")
     assert measured.exists()
@@ -163,12 +166,12 @@ def test_long_work_prints_lines_without_a_terminal_and_short_work_none(monkeypat
 def test_a_search_prints_its_steps_in_a_log_and_nothing_if_quiet(cli, question, monkeypatch):
     monkeypatch.setattr(progress, "LINE_S", 0.0)
     monkeypatch.setattr(progress, "LINE_SHARE", 0.0)
-    finished = cli("search", question)
+    finished = cli("search", question, *QUICK)
     assert re.search(r"^\d+ s: bounds: \d of 4 \(\d+%\)$", finished.err, re.MULTILINE)
     assert "exact ranking: " in finished.err
     simulated = cli("simulate", question)
     assert re.search(r"^\d+ s: simulating (\d+) of \1 \(100%\)$", simulated.err, re.MULTILINE)
-    assert cli("search", question, "--quiet").err == ""
+    assert cli("search", question, *QUICK, "--quiet").err == ""
 
 
 def test_nothing_holds_is_an_answer(cli, question, tmp_path):

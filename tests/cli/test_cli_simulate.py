@@ -275,16 +275,25 @@ def test_explain_names_prefix_caches_that_are_not_modelled(cli, scenario_file):
         assert cells[4] == shown
         (row,) = [line.split("  ") for line in out.splitlines() if line.startswith("engine.enable_prefix_caching")]
         cells = [cell.strip() for cell in row if cell.strip()]
-        assert sorted(cells[1:4]) == ["false*"] * 2 + ["true"]
-        assert cells[4] == str(engine_name == "sglang").lower()
+        assert sorted(cells[1:4]) == ["false*", "true", "true"]
+        assert cells[4] == str(engine_name != "trtllm").lower()
         (row,) = [line.split() for line in out.splitlines() if line.startswith("scheduler.async_scheduling")]
-        assert sorted(row[1:]) == sorted(["false*", "false*", "false", "not", "modelled"])
-        assert "Overlapping steps, the default of TensorRT-LLM, are not modelled" in out
+        assert sorted(row[1:4]) == ["false*", "true", "true"]
+        assert row[4:] == [str(engine_name != "trtllm").lower()]
+        assert "the simulator does not model it for TensorRT-LLM" in out
         found = {
-            "vllm": "which engine.enable_prefix_caching = true would find", "sglang": "SGLang's radix tree, pages of 1",
+            "vllm": "vLLM's, full blocks of 16", "sglang": "SGLang's radix tree, pages of 1",
             "not modelled": "which no cache finds yet",
         }  # fmt: skip
         assert found[shown] in " ".join(out.split())
+    out = cli("explain", scenario_file, *limited, "--set", "engine=vllm", "--set", "scheduler.reserve=true").out
+    assert "Steps do not overlap here: reserve = true is not modelled with async_scheduling yet" in " ".join(
+        out.split()
+    )
+    (row,) = [line for line in out.splitlines() if line.startswith("engine.block_size")]
+    assert "(set)" not in row
+    out = cli("explain", scenario_file, *limited, "--set", "engine={name='vllm',block_size=32}").out
+    assert [line.split()[-2:] for line in out.splitlines() if line.startswith("engine.block_size")] == [["32", "(set)"]]
 
 
 @pytest.mark.parametrize(

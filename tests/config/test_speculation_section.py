@@ -118,7 +118,7 @@ REFUSED = {
     "deployment.pp=2": "pipeline parallelism",
     'scheduler.policy="sglang"': 'scheduler "sglang"',
     'scheduler.policy="vllm_v0"': "batching 'prefill_first'",
-    "deployment.decode={ replicas = 1 }": "disaggregation",
+    "deployment.decode={ replicas = 1, preemption_mode = 'swap' }": "preemption_mode 'swap'",
     "engine.max_num_batched_tokens=200": "max_num_batched_tokens must be at least",
 }  # fmt: skip
 
@@ -193,6 +193,24 @@ def test_vllm_is_launched_with_it():
         built("eagle3", "deployment.speculation.num_speculative_tokens_per_batch_size=[[1, 4, 3], [8, 16, 1]]")
     )
     assert ranges["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [8, 16, 1]]
+
+
+def test_a_decode_side_has_the_drafter_and_both_commands_name_it():
+    made, alone = built("eagle", "deployment.decode={ tp = 2 }"), built("eagle")
+    drafter = made.decode.speculation.drafter
+    assert Speculation.are_alike(made.speculation, made.decode.speculation)
+    assert drafter.layers == 1.0
+    # EAGLE's layer of the KV cache is transferred, too.
+    plain = built("eagle", "deployment.decode={ tp = 2 }", "deployment.speculation.num_speculative_tokens=0")
+    share = made.decode.kv_transfer.bytes_per_token / plain.decode.kv_transfer.bytes_per_token
+    assert share == pytest.approx(33 / 32)
+    for launch in backend.split_launches(*made.sides):
+        assert "--speculative-config" in launch.command
+    other = dataclasses.replace(alone.speculation, num_speculative_tokens=2)
+    for one in (other, None):
+        different = dataclasses.replace(made, decode=dataclasses.replace(made.decode, speculation=one))
+        with pytest.raises(InputError, match="both sides must have the same speculation"):
+            simulate(Workload(np.zeros(1), np.ones(1, int), np.ones(1, int)), different)
 
 
 def test_no_run_exceeds_the_bound_of_the_rate():

@@ -27,6 +27,7 @@ WITHOUT_DATA = (
     "search",
     "simulate",
     "start",
+    "ui",
 )
 RECORDED = (
     "deployments --only brackets",

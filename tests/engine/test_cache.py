@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -165,3 +168,124 @@ def test_a_helper_edited_in_another_file_is_recompiled(copy, tmp_path):
     doubled, stamp_after = run(ONE_POLICY, **where)
     assert float(doubled) == 14.0
     assert stamp_after != stamp
+
+
+# The first run
+
+
+@pytest.fixture
+def uncompiled(monkeypatch, tmp_path):
+    """A cache without the kernel; yields the programs that a background process was to run."""
+    started = []
+    monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(_jit, "compile_detached", lambda program: started.append(program) or True)
+    for place in ("lengthwise.engine", "lengthwise.engine.simulation"):
+        monkeypatch.setattr(f"{place}.ready", lambda: False)
+    return started
+
+
+SMALL = """
+workload = {preset = "chat-1m", num_requests = 20, request_rate = 80.0}
+deployment = {model = "llama-3.1-8b", gpu = "H100", replicas = 2}
+run = {seeds = 2, model_draws = 0}
+"""
+
+
+def test_an_empty_cache_gives_the_same_bytes_as_a_warm_one(uncompiled, monkeypatch, tmp_path):
+    from lengthwise.config import loads
+    from lengthwise.report import write_json
+    from lengthwise.usecases import simulate
+
+    def answer(name):
+        outcomes = simulate.run(loads(SMALL), jobs=1, log_steps=True)
+        write_json(tmp_path / name, [simulate.result_of(one) for one in outcomes])
+        return (tmp_path / name).read_bytes(), outcomes[0].records
+
+    first, by_reference = answer("first.json")
+    assert len(uncompiled) == 1
+    assert not list((tmp_path / "cache").rglob("*.code"))
+    monkeypatch.undo()
+    warm, by_kernel = answer("warm.json")
+    assert first == warm
+    assert (by_reference.steps.end_s == by_kernel.steps.end_s).all()
+
+
+def test_logs_are_returned_of_runs_that_are_short_enough_in_both_engines():
+    from lengthwise import Poisson, deploy, preset, simulate
+
+    workload, deployed = preset("chat-1m").generate(20, Poisson(8.0)), deploy("llama-3.1-8b", "H100")
+    steps = len(simulate(workload, deployed).steps.end_s)
+    for rows in (0, steps - 1, steps):
+        logs = [simulate(workload, deployed, max_log_steps=rows, engine=one) for one in ("kernel", "reference")]
+        assert [one.steps is None for one in logs] == [one.gaps.gap_s is None for one in logs] == [rows < steps] * 2
+
+
+def test_long_runs_and_policies_of_users_wait_for_the_kernel(uncompiled, monkeypatch):
+    from lengthwise import Poisson, deploy, engine, policy, preset
+
+    compiled = []
+    monkeypatch.setattr("lengthwise.engine.simulation.compile_kernel", lambda: compiled.append(1))
+    short, deployed = preset("chat-1m").generate(100, Poisson(8.0)), deploy("llama-3.1-8b", "H100")
+    long = preset("chat-1m").generate(50_000, Poisson(8.0))
+
+    @policy.rank
+    def own(prompt_tokens):
+        return prompt_tokens
+
+    scheduler = dataclasses.replace(deployed.scheduler, rank=own)
+    for workload, deployment, expected in (
+        (short, deployed, "reference"),
+        (long, deployed, "kernel"),
+        (short, dataclasses.replace(deployed, scheduler=scheduler), "kernel"),
+    ):
+        assert engine.warm_up(lambda w=workload, d=deployment: engine.reference_s(w, d)) == expected
+    assert (len(uncompiled), len(compiled)) == (1, 2)
+
+
+def test_one_process_compiles_at_a_time(monkeypatch, tmp_path):
+    monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("LENGTHWISE_COMPILE")
+    monkeypatch.delenv("CI", raising=False)
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: started.append(1) or types.SimpleNamespace(wait=int))
+    with _jit.compile_lock(wait=False) as first, _jit.compile_lock(wait=False) as second:
+        assert (first, second) == (True, False)
+        assert _jit.compile_detached("")  # which another process does already
+        assert not started
+    with _jit.compile_lock(wait=True) as again:
+        assert again
+    assert _jit.compile_detached("")
+    assert len(started) == 1
+    monkeypatch.setenv("LENGTHWISE_COMPILE", "wait")
+    assert not _jit.compile_detached("")
+
+
+@pytest.mark.slow
+def test_the_first_command_uses_processes_and_prints_the_same(monkeypatch, tmp_path):
+    (scenario := tmp_path / "s.toml").write_text(SMALL)
+    command = [sys.executable, "-m", "lengthwise.cli", "simulate", str(scenario), "--jobs", "2", "--json", "-"]
+    warm = subprocess.run(command, capture_output=True, check=True, timeout=300)
+    for name in ("LENGTHWISE_COMPILE", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path / "cache"))
+    with _jit.compile_lock(wait=True):  # so that the command starts no compilation
+        first = subprocess.run(command, capture_output=True, check=True, timeout=300)
+    assert first.stdout == warm.stdout
+    assert b"reference engine gives the same answer" in first.stderr
+    assert not list((tmp_path / "cache").rglob("*.code"))
+
+
+@pytest.mark.slow
+def test_a_detached_process_fills_the_cache_and_ends(monkeypatch, tmp_path):
+    monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path))
+    for name in ("LENGTHWISE_COMPILE", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    assert _jit.compile_detached(
+        "from lengthwise import _jit\nwith _jit.compile_lock(wait=True):" + ONE_POLICY.replace("\n", "\n  ")
+    )
+    until = time.monotonic() + 120
+    while not list(tmp_path.rglob("*.code")):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    with _jit.compile_lock(wait=True) as is_over:
+        assert is_over

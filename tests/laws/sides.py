@@ -6,11 +6,23 @@ import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
-from worlds import PHASES, ROUTERS, STEADY_PHASES, cost_tables, deployments, in_flight, of_two_degrees, shared_seconds
+from worlds import (
+    PHASES,
+    ROUTERS,
+    STEADY_PHASES,
+    cost_tables,
+    deployments,
+    in_flight,
+    of_two_degrees,
+    shared_seconds,
+    speculation_worlds,
+)
 
 from lengthwise.policy import known
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST
 from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, KvPlan, KVTransfer, Parallelism
+from lengthwise.schema.speculation import Drafter
+from lengthwise.schema.workload import Workload
 
 PREFILLS = (
     "prefill(prefill_batch=1)", "prefill(prefill_batch=4)",
@@ -46,6 +58,34 @@ def disaggregated(draw: st.DrawFn) -> Deployment:
     if draw(st.booleans()):
         decode = dataclasses.replace(decode, **draw(ranks(decode, decode.batching)))
     return dataclasses.replace(prefill, decode=decode)
+
+
+@st.composite
+def speculating_sides(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests whose decode replicas verify proposed tokens, with a drafter whose costs differ between the sides."""
+    workload, prefill = draw(speculation_worlds())
+    routers = [name for name in ROUTERS if name != "central"]
+    if prefill.scheduler.router == "central":
+        prefill = dataclasses.replace(prefill, scheduler=dataclasses.replace(prefill.scheduler, router="round_robin"))
+    side, chosen = draw(decode_sides(prefill, routers)), prefill.speculation
+    least = side.limits.max_num_seqs * (1 + chosen.num_speculative_tokens)
+    tokens = least + draw(st.sampled_from([0, 1, 30, 500]))
+    drafter = draw(st.sampled_from([chosen.drafter, Drafter(2.0, 0.5, cost_tables([3], scale=0.2))]))
+    side = dataclasses.replace(
+        side,
+        parallel=dataclasses.replace(side.parallel, pp=1),
+        limits=dataclasses.replace(side.limits, max_step_seqs=None, max_in_flight=None, max_num_batched_tokens=tokens),
+        cost=cost_tables([4], side.cost.rule.kind, 0.5, additional=draw(st.booleans())),
+        batching="unified",
+        memory=draw(st.sampled_from(["paged", "paged_by_chunk"])),
+        preemption_mode="recompute",
+        speculation=dataclasses.replace(chosen, drafter=drafter),
+    )
+    if draw(st.booleans()):
+        side = dataclasses.replace(side, **draw(ranks(side, "unified")) | {"limits": side.limits})
+    if draw(st.booleans()):
+        prefill = dataclasses.replace(prefill, **draw(ranks(prefill, "unified")) | {"limits": prefill.limits})
+    return workload, dataclasses.replace(prefill, decode=side)
 
 
 @st.composite

@@ -134,7 +134,7 @@ class Watched(Reference):
         working = [(rep, step) for rep, step in zip(ranks, steps, strict=True) if step.seqs]
         in_flight, stage_free_s = len(ranks[0].flights), list(ranks[0].stage_free_s)
         costs = [rep.step_cost(step, self._count_drafts(rep, step)) for rep, step in working]
-        drafter_s = self._shared_drafter_s([(rep.drafts, step) for rep, step in working])
+        drafter_s = self._shared_drafter_s(ranks[0], [(rep.drafts, step) for rep, step in working])
         shared_s = ranks[0].cost.shared_s(sum(step.decode_tokens + step.prompt_tokens for step in steps))
         super()._launch_together(ranks, steps)
         assert len({step.end_s for _, step in working}) == 1

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from lengthwise.engine import simulate
-from lengthwise.policy.reservation import GAIN, OWN_RULE, MemoryGate, adapted_margin, first_margin
+from lengthwise.policy.reservation import GAIN, OWN_RULE, STEP, MemoryGate, adapted_margin, first_margin
 from lengthwise.schema.cost_tables import Front
 from lengthwise.schema.deployment import (
     Deployment,
@@ -46,7 +46,7 @@ def reserving(world, share: float | None = None) -> tuple[Workload, Deployment]:
     scheduler = deployment.scheduler
     assume(not scheduler.reserves_max_tokens)
     made = dataclasses.replace(
-        scheduler, reserve=True, preemption="never", binning=None,
+        scheduler, reserve=True, preemption="never", binning=None, max_preemptions_per_request=math.inf,
         max_recompute_share=scheduler.max_recompute_share if share is None else share,
     )  # fmt: skip
     return workload, dataclasses.replace(
@@ -60,6 +60,18 @@ def test_at_a_share_of_zero_no_request_is_preempted_more_than_twice_whatever_is_
     """The first preemption raises the margin for good. Before it, a request is admitted by its prediction."""
     workload, deployment = reserving(world, 0.0)
     assert simulate(workload, deployment, engine="kernel").requests.preemptions.max() <= 2
+
+
+@LAW
+@given(WORLDS, st.sampled_from([0.0, 0.1, 1.0]), st.sampled_from([0.05, 0.2, math.inf]))
+def test_preemptions_stay_within_their_budget_whatever_is_predicted(world, budget, share):
+    """Beyond it each raises the margin by STEP, up to the limits; until then, those that run may be preempted, too."""
+    workload, deployment = reserving(world, share)
+    scheduler = dataclasses.replace(deployment.scheduler, max_preemptions_per_request=budget)
+    limited = dataclasses.replace(deployment, scheduler=scheduler)
+    preemptions = simulate(workload, limited, engine="kernel").requests.preemptions.sum()
+    each = (1 - OWN_RULE) / STEP + 2 * deployment.limits.max_num_seqs + 1
+    assert preemptions <= budget * len(workload) + each * deployment.parallel.replicas * deployment.parallel.dp
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10))), st.floats(0.01, 2), st.floats(0, 1), st.floats(1e-3, 1))
@@ -79,12 +91,12 @@ def test_a_closed_gate_leaves_memory_idle_for_as_long_as_recomputation_pays_for_
     """In steps after which the gate is closed, by the sum over a run, in times in which its tokens fill the cache."""
     share, adapted = data.draw(st.floats(0.05, 2.0)), []
 
-    def adapt(gate: MemoryGate, spent_s: float, idle_s: float, turnovers_per_s: float) -> None:
+    def adapt(gate: MemoryGate, spent_s: float, idle_s: float, turnovers_per_s: float, _finished: int = 0) -> None:
         gate.margin = adapted_margin(gate.margin, share, spent_s, idle_s, turnovers_per_s)
         adapted.append((gate, gate.margin, spent_s * turnovers_per_s, idle_s * turnovers_per_s))
 
     if by == "steps":
-        gate = MemoryGate(share, lambda _: (0.0, 0, 0))
+        gate = MemoryGate(share, math.inf, lambda _: (0.0, 0, 0))
         for step in data.draw(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 3), st.floats(1e-3, 1)))):
             adapt(gate, *step)
     else:
@@ -94,7 +106,10 @@ def test_a_closed_gate_leaves_memory_idle_for_as_long_as_recomputation_pays_for_
     for gate in {id(one[0]): one[0] for one in adapted}.values():
         rows = [one[1:] for one in adapted if one[0] is gate]
         idle = sum(idle for margin, _, idle in rows if margin > OWN_RULE)
-        assert idle <= sum(spent for _, spent, _ in rows) / share + (first_margin(share) - OWN_RULE) / GAIN + 1e-6
+        assert (
+            idle
+            <= sum(spent for _, spent, _ in rows) / share + (first_margin(share, math.inf) - OWN_RULE) / GAIN + 1e-6
+        )
 
 
 @LAW
@@ -196,6 +211,9 @@ def test_wrong_lengths_preempt_until_limits_are_reserved(engine, rules):
     assert preemptions[0] <= 2 * 8
     assert preemptions[0] <= preemptions[1] < preemptions[2] / 2
     assert preemptions[2] > 100
+    open_gate = small(300, max_recompute_share=math.inf, max_preemptions_per_request=0.25, **rules)
+    within = simulate(short, open_gate, engine=engine).requests.preemptions.sum()
+    assert 0.25 * 200 / 2 < within <= 0.25 * 200 + 2 / STEP + 2 * 8
 
 
 @ENGINES
@@ -211,6 +229,7 @@ WRONG = [
     ({"memory": "paged"}, "the memory policy 'paged'"),
     ({"trtllm": TrtllmSettings()}, 'takes the place of GUARANTEED_NO_EVICT.*"MAX_UTILIZATION"'),
     ({"sglang": SglangSettings(), "max_recompute_share": -0.1}, "max_recompute_share must be at least 0; it is -0.1"),
+    ({"max_preemptions_per_request": math.nan}, "max_preemptions_per_request must be at least 0; it is nan"),
 ]
 
 

@@ -18,11 +18,12 @@ from lengthwise.schema.speculation import Speculation, accepted, uniform
 from lengthwise.schema.workload import After, SharedPrefixes, Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
+from sides import speculating_sides
 from test_kernel_agrees import assert_same
 from worlds import GPU, MODEL, NODE, cost_tables, speculation_worlds
 
 from lengthwise.policy import scheduler
-from lengthwise.schema.deployment import Deployment, EngineLimits
+from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits
 
 EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "100")) // 2
 
@@ -40,7 +41,7 @@ def requests(n: int, output: int, prompt: int = 8) -> Workload:
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(speculation_worlds(), st.integers(0, 3))
+@given(speculation_worlds() | speculating_sides(), st.integers(0, 3))
 def test_every_request_gets_exactly_its_output(world, seed):
     workload, made = world
     found = simulate(workload, made, seed=seed)
@@ -72,19 +73,27 @@ def test_the_next_turn_finds_what_was_known_when_the_last_step_was_formed(k, pro
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40), st.sampled_from([0.0, 1.0]))
-def test_all_or_nothing_accepted_gives_the_fewest_or_the_most_steps(k, n, output, rate):
-    found = simulate(requests(n, output), deployment(Speculation("ngram", k, rate)))
-    steps_of_each = -(-(output - 1) // (1 + k)) if rate == 1.0 else output - 1
+@given(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40), st.sampled_from([0.0, 1.0]), st.booleans())
+def test_all_or_nothing_accepted_gives_the_fewest_or_the_most_steps(k, n, output, rate, is_split):
+    """On a decode side, no tokens are proposed for the first step, since no step of its drafter was before."""
+    made, first = deployment(Speculation("ngram", k, rate)), is_split and output > 1
+    if is_split:
+        side = DecodeSide(made.parallel, made.limits, made.cost, made.kv, speculation=made.speculation)
+        made = dataclasses.replace(made, decode=side)
+    found = simulate(requests(n, output), made)
+    steps_of_each = first + -(-(output - 1 - first) // (1 + k)) if rate == 1.0 else output - 1
     assert found.speculation.decodes.sum() == n * steps_of_each
+    assert not is_split or found.speculation.decodes[0] == 0
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(speculation_worlds(), st.integers(0, 3))
+@given(speculation_worlds() | speculating_sides(), st.integers(0, 3))
 def test_nothing_proposed_is_no_speculation(world, seed):
     workload, made = world
-    chosen = dataclasses.replace(made.speculation, method="ngram", per_batch_size=((1, 1, 0),))
-    found = [simulate(workload, dataclasses.replace(made, speculation=one), seed=seed) for one in (chosen, None)]
+    chosen, found = dataclasses.replace(made.speculation, method="ngram", per_batch_size=((1, 1, 0),)), []
+    for one in (chosen, None):
+        side = dataclasses.replace(made.decode, speculation=one) if made.decode else None
+        found.append(simulate(workload, dataclasses.replace(made, speculation=one, decode=side), seed=seed))
     assert_same(*(dataclasses.replace(one, speculation=None) for one in found))
 
 

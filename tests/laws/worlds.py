@@ -299,7 +299,8 @@ def trtllm_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
 def reserves(draw: st.DrawFn) -> dict[str, Any]:
     """Whether memory is reserved by predicted length."""
     share = draw(st.sampled_from([0.0, 0.01, 0.2, 30.0, float("inf")]))
-    return {"reserve": draw(st.booleans()), "max_recompute_share": share}
+    budget = draw(st.sampled_from([float("inf"), 0.0, 0.3]))
+    return {"reserve": draw(st.booleans()), "max_recompute_share": share, "max_preemptions_per_request": budget}
 
 
 @st.composite
@@ -428,7 +429,8 @@ def speculation_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
         max_num_batched_tokens=seqs * (1 + chosen.num_speculative_tokens) + draw(st.sampled_from([0, 1, 30, 500])),
     )  # fmt: skip
     made = dataclasses.replace(
-        other.scheduler, victim="latest_admitted", batching="unified", memory="paged_by_chunk",
+        other.scheduler, victim="latest_admitted", batching="unified",
+        memory=draw(st.sampled_from(["paged_by_chunk", "paged_by_chunk", "paged"])),
         preemption_mode="recompute", preemption="never",
     )  # fmt: skip
     tables = dataclasses.replace(

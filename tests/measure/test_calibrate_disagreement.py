@@ -130,7 +130,7 @@ def test_a_host_that_absorbs_missing_table_costs_is_warned_about(low_s, share, a
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gpu", ["H100", "A100", "RTX-PRO-6000"])
+@pytest.mark.parametrize("gpu", ["H100", "RTX-PRO-6000"])
 @pytest.mark.parametrize("fit", [None, ["work"]], ids=["whatever", "work"])
 def test_a_run_of_another_model_and_device_is_refused(gpu, fit):
     """A tiny model on a CPU, of which the records tell neither, for a large one on a GPU."""
@@ -140,7 +140,7 @@ def test_a_run_of_another_model_and_device_is_refused(gpu, fit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gpu", ["H100", "A100", "RTX-PRO-6000"])
+@pytest.mark.parametrize("gpu", ["H100", "RTX-PRO-6000"])
 def test_its_log_of_steps_does_not_make_it_right(gpu):
     other = read_records(RETAINED / "wide-half-0.measured.parquet")
     log = read_iterations(RETAINED / "wide-half-0.iterations.log")

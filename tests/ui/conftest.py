@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("", "gateway/admin", "gateway/observe")]
 
 from browser import driver  # noqa: E402 - a fixture; its folder is on the path now
 
 from lengthwise import engine  # noqa: E402
+from lengthwise.ui import server  # noqa: E402
+from lengthwise.ui.page import Page  # noqa: E402
 
 __all__ = ["driver"]
+
+
+@pytest.fixture(scope="session")
+def served():
+    """A context that serves pages in this process."""
+    return _served
+
+
+@contextlib.contextmanager
+def _served(*pages: Page) -> Iterator[str]:
+    """The address of a server of these pages in this process."""
+    import uvicorn
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        running = uvicorn.Server(uvicorn.Config(server.app(pages=pages), log_level="warning"))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        running.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import shlex
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -166,12 +167,40 @@ def test_a_page_is_small_and_loads_nothing_from_elsewhere(planner):
     assert "//" not in text.replace('"http://www.w3.org/2000/svg"', "").replace("// ", "")
 
 
+def test_a_browser_sees_its_own_jobs_and_files_alone(planner):
+    fields = b'{"schedulers": ["FCFS"], "workload": "100/20", "num_requests": 100, "seeds": 2}'
+
+    def cookie():
+        return send(planner, "/", method="GET")[1]["set-cookie"].partition(";")[0]
+
+    own, other = cookie(), cookie()
+    assert own != other
+    job = json.loads(send(planner, "/jobs/schedulers/run", fields, cookie=own)[2])["job"]
+    status, end = 202, time.monotonic() + 120
+    while status == 202 and time.monotonic() < end:
+        status, _, text = send(planner, f"/jobs/{job}", method="GET", cookie=own)
+    assert status == 200
+    assert json.loads(text)["schedulers"]
+    for stranger in ({"cookie": other}, {}):
+        assert "no such job" in send(planner, f"/jobs/{job}", method="GET", **stranger)[2]
+        assert "no such job" in send(planner, f"/jobs/{job}/schedulers/report", **stranger)[2]
+        assert send(planner, f"/jobs/{job}", method="DELETE", **stranger)[0] == 400
+    assert send(planner, f"/jobs/{job}/schedulers/report", cookie=own)[0] == 404  # this page has none
+    upload = {"cookie": own, "content-type": "application/octet-stream"}
+    file = json.loads(send(planner, "/files?name=../../a.csv", b"x,y\n1,2\n", **upload)[2])["file"]
+    body = json.dumps({"file": file}).encode()
+    assert "columns" in send(planner, "/answers/plan/columns", body, cookie=own)[2]
+    assert "no such file" in send(planner, "/answers/plan/columns", body, cookie=other)[2]
+    assert send(planner, "/files", b"x", cookie=own)[0] == 415
+
+
 def test_with_a_token_nothing_is_served_without_it():
     from starlette.testclient import TestClient
 
     client = TestClient(server.app("secret", "0.0.0.0"))
     assert client.get("/").status_code == 401
     assert client.post("/answers/plan/answer", json={}).status_code == 401
+    assert client.get("/api/openapi.json").status_code == 401
     assert client.get("/?token=wrong").status_code == 401
     assert client.get("/?token=secret").status_code == 200
     assert client.get("/").status_code == 200  # by the cookie

@@ -25,6 +25,7 @@ def run(fields):
     return schedulers.run(fields, task).answer
 
 
+@pytest.mark.slow
 def test_the_scenario_gives_the_numbers_of_the_page_and_no_request_runs_before_it_arrives(tmp_path, capsys):
     found = run(FIELDS)
     json.dumps(found, allow_nan=False)

@@ -207,7 +207,7 @@ def test_one_ranking_has_equal_and_separate_replicas(study):
         assert choice.objective.has_interval
         assert choice.objective.has_model_interval
         assert choice.objective.value <= choice.bounds.objective * (1 + 1e-9)
-    assert any(re.match(r"disaggregate = (true|false): the best configuration with", line) for line in plan.cause)
+    assert any(re.match(r"disaggregate = (true|false): the best configuration with", line) for line in plan.reasons)
     assert any("decode replicas" in c.bottleneck.cause for c in ranked if "D" in c.name)
 
 

@@ -43,7 +43,7 @@ def test_a_simulation_reports_each_group():
     notes = [note for note in outcome.notes if note.startswith("Group ")]
     assert len(notes) == 2
     assert "1 x H100 tp1" in notes[0]
-    assert "error by the cost model is" in notes[1]
+    assert "cost model's error" in notes[1]
     hardware = outcome.summary.hardware
     assert len(hardware.replica_busy_share) == 2
     assert sum(share.value for share in hardware.time_shares.values()) == pytest.approx(1.0)
@@ -102,7 +102,8 @@ def use(text):
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_wrong_groups_and_mixtures_get_one_clear_error(message):
+def test_wrong_groups_and_mixtures_get_one_clear_error(message, monkeypatch):
+    monkeypatch.setattr(search, "MAX_CANDIDATES", 500)
     text = EXAMPLE.replace(*WRONG[message], 1)
     assert text != EXAMPLE
     with pytest.raises(InputError, match=message):

@@ -14,6 +14,7 @@ from lengthwise.cost import ENGINE_HOSTS
 from lengthwise.engine import simulate
 from lengthwise.schema.deployment import Scheduler, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import InputError, PolicyError, ScenarioError, UnknownNameError
+from lengthwise.schema.records import Status
 from lengthwise.usecases import explain, search, variants
 from lengthwise.usecases.simulate import run
 
@@ -225,7 +226,7 @@ def test_a_named_engine_has_its_scheduler_host_and_limits():
     small = config.loads(ENGINES, overrides=["deployment.gpu=A100-80GB", "engine=vllm"])
     assert engine_settings(small)[2:4] == (2048, 256)
     made = variants.deployment(one)
-    assert made.scheduler == policy.scheduler("sglang")
+    assert made.scheduler == replace(policy.scheduler("sglang"), async_scheduling=True)
     assert made.kv.block_size == 1
     assert config.loads(one.to_toml()).model_dump() == one.model_dump()
 
@@ -238,26 +239,58 @@ def test_sglangs_radix_cache_is_on_unless_the_scenario_turns_it_off():
     assert (on.enable_prefix_caching, on.prefix_cache) == (True, "sglang")
     assert not off.enable_prefix_caching
     assert not config.loads(ENGINES).notes
-    other = variants.deployment(config.loads(ENGINES, overrides=["engine=vllm"])).limits
-    assert not other.enable_prefix_caching
     # TensorRT-LLM's rules refuse a cache, so that no note says first what a cache would help.
     cached = [config.loads(ENGINES, overrides=[f"engine={name}", CACHED]).notes for name in ("vllm", "trtllm")]
     assert [len(notes) for notes in cached] == [1, 0]
 
 
+OVERLAPS = [
+    ("vllm", [], "", 0.92, True),
+    ("sglang", [], "", 0.9, True),
+    ("trtllm", [], None, 0.9, False),
+    ("vllm", ["deployment.pp=2"], "not modelled with pipeline parallelism", 0.92, True),
+    ("vllm", ["deployment.decode={}"], "not modelled with disaggregation", 0.92, True),
+    ("vllm", ["deployment.model=gpt-oss-20b"], "not modelled with KV cache groups", 0.92, True),
+    ("vllm", ["deployment.gpu=CPU"], "in turn on a CPU", 0.92, True),
+    ("sglang", ["scheduler.reserve=true", "workload.predicted=oracle"], "reserve = true is not modelled", 0.9, True),
+    ("vllm", ["scheduler.async_scheduling=false", "engine.gpu_memory_utilization=0.8"], None, 0.8, True),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "refusal", "share", "caches"), OVERLAPS)
+def test_a_named_engine_has_its_servers_defaults_where_they_are_modelled(name, given, refusal, share, caches):
+    """Overlap, prefix cache and share of memory. A refusal is None where the engine or the scenario has no overlap."""
+    scenario = config.loads(ENGINES, overrides=[f"engine={name}", *given])
+    (variant,) = variants.build(scenario)
+    made = variant.deployment
+    assert made.scheduler.async_scheduling == (refusal == "")
+    assert variants.overlaps_by_engine(scenario) == (refusal is not None)
+    reason = variants.overlap_refusal(replace(made, scheduler=replace(made.scheduler, async_scheduling=False)))
+    assert refusal is None or (refusal in reason and bool(refusal) == bool(reason))
+    assert (made.limits.gpu_memory_utilization, made.limits.enable_prefix_caching) == (share, caches)
+    assert (simulate(variant.workload(0), made, seed=0).requests.status == Status.FINISHED).all()
+
+
+def test_groups_of_replicas_overlap_together_or_not_at_all():
+    text = ENGINES.replace('"sglang"', '"vllm"').replace('deployment = { model = "llama-3-8b", gpu = "H100" }', "")
+    text += '[deployment]\nmodel = "llama-3-8b"\ngpu = "H100"\n' + "[[deployment.groups]]\nreplicas = 1\n" * 2
+    assert variants.deployment(config.loads(text)).scheduler.async_scheduling
+    mixed = variants.deployment(config.loads(text + "pp = 2\n"))
+    assert not any(one.scheduler.async_scheduling for one in mixed.replica_groups)
+
+
 @pytest.mark.parametrize(
     "both",
     [
-        '[[variants]]\nname = "a"\nengine = "vllm"\n[[variants]]\nname = "b"\n',
-        '[search]\nspace = { engine = ["vllm", "sglang"] }\n',
+        '[[variants]]\nname = "a"\nengine = "trtllm"\n[[variants]]\nname = "b"\n',
+        '[search]\nspace = { engine = ["vllm", "trtllm"] }\n',
     ],
     ids=["variants", "search"],
 )
 def test_a_comparison_of_engines_of_which_one_caches_prefixes_is_noted(both):
     shared = ["workload.groups={ count = 2, system_prompt = 100 }"]
     (note,) = config.loads(ENGINES + both, overrides=shared).notes
-    assert "servers of vLLM and TensorRT-LLM do so by default" in note
-    assert "engine.enable_prefix_caching = true turns vLLM's on" in note
+    assert "The server of TensorRT-LLM does so by default, too, which is not modelled" in note
     assert not config.loads(ENGINES + both).notes
     assert not config.loads(ENGINES + both, overrides=[*shared, "engine.enable_prefix_caching=true"]).notes
 

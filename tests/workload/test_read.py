@@ -288,3 +288,45 @@ def test_the_estimate_of_tokens_is_as_good_as_stated(shared):
     estimates = np.array([estimated_tokens(text) for text in got.extra["prompt"]])
     assert estimates.sum() / got.prompt_tokens.sum() == pytest.approx(1, abs=0.15)
     assert np.mean(np.abs(estimates / got.prompt_tokens - 1) < 0.25) > 0.5
+
+
+NAMES = {"prompt_tokens": "in, all", "output_tokens": "out", "tenant": "team"}
+OWN = 'id,ts,"in, all",out,team,session,prompt_tokens\n'
+
+
+@pytest.mark.parametrize(
+    ("arrival", "times"),
+    [
+        ("arrival_s", ("3", "4.5", "5")),
+        ("arrival_ms", ("3000", "4500", "5000")),
+        ("arrival_date", ("2026-05-01 10:00:00", "2026-05-01 10:00:01.5", "2026-05-01 10:00:02")),
+    ],
+)
+def test_columns_of_any_name_are_read_under_the_names_given_to_them(tmp_path, arrival, times):
+    rows = "".join(f"{i},{at},{10 * i},{i},t{i % 2},s,7\n" for i, at in enumerate(times, 1))
+    path = put(tmp_path, "own.csv", OWN + "0,0,5,0,t1,s,7\n" * (arrival != "arrival_date") + rows)
+    found = read(path, {arrival: "ts", **NAMES})
+    assert found.arrival_s == pytest.approx([0, 1.5, 2])
+    assert (found.prompt_tokens.tolist(), found.output_tokens.tolist()) == ([10, 20, 30], [1, 2, 3])  # none of 0 tokens
+    assert found.tenant.tolist() == [0, 1, 0]
+    assert found.extra["session"].tolist() == [0, 0, 0]  # a column that has our name already
+    at_once = read(path, NAMES)
+    assert not at_once.arrival_s.any()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"prompt_tokens": "in", "output_tokens": "out"}, "must have the column 'in'.*ts, in, all, out"),
+        ({"prompt_tokens": "in, all"}, "name that of output_tokens"),
+        (NAMES | {"tenant": "out"}, "each column one name"),
+        (NAMES | {"arrival_s": "ts", "arrival_ms": "id"}, "arrivals one column"),
+        (NAMES | {"prompt": "in, all"}, "no column named 'prompt'"),
+        ({"prompt_tokens": "in, all", "output_tokens": "team"}, "line 2: output_tokens must be a whole number"),
+    ],
+)
+def test_columns_that_cannot_be_read_are_named(tmp_path, columns, message):
+    with pytest.raises(InputError, match=message):
+        read(put(tmp_path, "own.csv", OWN + "1,0,10,1,a,s,7\n"), columns)
+    with pytest.raises(TraceError, match="no header of a CSV file"):
+        read(put(tmp_path, "own.jsonl", mooncake((0, 1, 1))), NAMES)

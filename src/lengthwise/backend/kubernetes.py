@@ -53,7 +53,7 @@ _RESOURCES_REMARK = (
     f"{LIMIT_GIB}, as in the Helm chart of vLLM's production stack, besides CPU memory behind the prefix cache."
 )
 ROUTER_RESOURCES = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
-GATEWAY_IMAGE = "lengthwise-gateway:0.1.0"
+GATEWAY_IMAGE = "lengthwise-gateway:0.2.0"
 GATEWAY_RESOURCES = {"requests": {"cpu": "1", "memory": "768Mi"}, "limits": {"memory": "1536Mi"}}  # as in deploy/
 CHANNEL_PORT = 5600  # of the side channel by which vLLM's decode engines find blocks of a prefill engine
 ROUTER = "vllm-router==0.1.17"

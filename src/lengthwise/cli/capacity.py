@@ -8,6 +8,7 @@ from typer import Option
 
 from lengthwise.cli import options, outputs, progress
 from lengthwise.cli.options import (
+    Columns,
     CostSource,
     Gpu,
     Jobs,
@@ -38,6 +39,7 @@ def run(
     gpu: Gpu = None,
     tp: Tp = None,
     workload: WorkloadName = None,
+    column: Columns = None,
     limit: Limits = None,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=8")] = None,
     variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
@@ -58,7 +60,7 @@ def run(
 
     scenario = short_options.scenario_of(
         scenario_file,
-        [*options.overrides(set_, cost), *short_options.limits(limit), *search],
+        [*short_options.columns(column), *options.overrides(set_, cost), *short_options.limits(limit), *search],
         model=model,
         gpu=gpu,
         tp=tp,

@@ -58,7 +58,11 @@ def checked() -> dict[str, Any]:
     cache = _jit.cache_folder()
     if obstacle := _unwritable(cache):
         problems.append(f"compiled code cannot be cached in {cache} ({obstacle}); set LENGTHWISE_CACHE_DIR to a folder")
-    compiled = "yes" if engine.ready() else "no: the first run compiles it, about half a minute on one core"
+    compiled = (
+        "yes"
+        if engine.ready()
+        else "no: the first run compiles it, about half a minute on one core; small runs do not wait"
+    )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return {
         "lengthwise": {

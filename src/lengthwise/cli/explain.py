@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from lengthwise.cli import options
-from lengthwise.cli.options import CostSource, Gpu, Model, OptionalScenario, Tp, WorkloadName
+from lengthwise.cli.options import Columns, CostSource, Gpu, Model, OptionalScenario, Tp, WorkloadName
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def run(
     gpu: Gpu = None,
     tp: Tp = None,
     workload: WorkloadName = None,
+    column: Columns = None,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=2")] = None,
     variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
@@ -50,7 +51,12 @@ def run(
     from lengthwise.usecases.variants import build
 
     scenario = short_options.scenario_of(
-        scenario_file, options.overrides(set_, cost), model=model, gpu=gpu, tp=tp, workload=workload
+        scenario_file,
+        [*short_options.columns(column), *options.overrides(set_, cost)],
+        model=model,
+        gpu=gpu,
+        tp=tp,
+        workload=workload,
     )
     if variant is not None:
         scenario = scenario.only(variant)
@@ -289,27 +295,34 @@ def _toml_value(value: object) -> str:
 def _show_engines(variant: Variant) -> None:
     """Print the defaults of the scenario's engine beside those of the other ones, and what the scenario has."""
     from lengthwise.config.sections import ENGINES
+    from lengthwise.usecases.variants import overlap_refusal, overlaps_by_engine
 
-    order = sorted(ENGINES, key=lambda name: name != variant.scenario.engine.name)
-    defaults = [ENGINES[name].of(name, variant.deployment.gpu) for name in order]
+    scenario, deployed = variant.scenario, variant.deployment
+    order = sorted(ENGINES, key=lambda name: name != scenario.engine.name)
+    defaults = [ENGINES[name].of(name, deployed.gpu) for name in order]
+    unmodelled = {"engine.enable_prefix_caching": "false*", "engine.prefix_cache": "not modelled"}
     rows = []
     for section, keys in defaults[0].items():
         for key in keys:
-            values = {name: one[section][key] for name, one in zip(order, defaults, strict=True)}
-            if key == "enable_prefix_caching":
-                values = {name: "true" if cached else "false*" for name, cached in values.items()}
-            values["here"] = getattr(getattr(variant.scenario, section), key)
-            if key == "prefix_cache":  # TensorRT-LLM's is not modelled
-                refusing = ["here"] if variant.deployment.scheduler.trtllm is not None else []
-                values |= dict.fromkeys(["trtllm", *refusing], "not modelled")
-            rows.append((f"{section}.{key}", *(_toml_value(one) for one in values.values())))
-    overlap = ["not modelled" if name == "trtllm" else "false*" for name in order]
-    rows.append(("scheduler.async_scheduling", *overlap, _toml_value(variant.deployment.scheduler.async_scheduling)))
+            values = {name: _toml_value(one[section][key]) for name, one in zip(order, defaults, strict=True)}
+            values["here"] = _toml_value(getattr(getattr(scenario, section), key))
+            if (name := f"{section}.{key}") in unmodelled:
+                values["trtllm"] = unmodelled[name]
+                if deployed.scheduler.trtllm is not None and key == "prefix_cache":
+                    values["here"] = unmodelled[name]
+            if key in getattr(scenario, section).model_fields_set:
+                values["here"] += " (set)"
+            rows.append((name, *values.values()))
+    is_set = " (set)" if scenario.scheduler.async_scheduling is not None else ""
+    overlap = ["true" if ENGINES[name].async_scheduling else "false*" for name in order]
+    rows.append(("scheduler.async_scheduling", *overlap, _toml_value(deployed.scheduler.async_scheduling) + is_set))
     print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
     typer.echo(
-        "* The server does so by default, and here, too, with true. Overlapping steps, the default of TensorRT-LLM, "
-        "are not modelled."
+        f'"(set)": by the scenario; all other values of "here" are those of engine = "{scenario.engine.name}".\n'
+        "* The server does so by default; the simulator does not model it for TensorRT-LLM."
     )
+    if overlaps_by_engine(scenario) and (reason := overlap_refusal(deployed)):
+        typer.echo(f"Steps do not overlap here: {reason}.")
     typer.echo()
 
 

@@ -138,7 +138,7 @@ def _simulated(text: str | None, settings: Settings, **short: Any) -> dict[str, 
     from lengthwise.report import results_json
     from lengthwise.usecases import short_options, simulate
 
-    scenario = short_options.scenario_of(text, _overrides(settings), **short)
+    scenario = short_options.scenario_of(text, short_options.assignments(settings), **short)
     outcomes = simulate.run(scenario)
     return _with_notes(results_json([simulate.result_of(outcome) for outcome in outcomes]), scenario.notes)
 
@@ -167,7 +167,12 @@ def capacity(
     from lengthwise.usecases.capacity import capacities, capacities_json
 
     scenario_ = short_options.scenario_of(
-        scenario, [*_limits(limits), *_overrides(settings)], model=model, gpu=gpu, tp=tp, workload=workload
+        scenario,
+        [*_limits(limits), *short_options.assignments(settings)],
+        model=model,
+        gpu=gpu,
+        tp=tp,
+        workload=workload,
     )
     return _with_notes(capacities_json(capacities(scenario_)), scenario_.notes)
 
@@ -201,7 +206,7 @@ def search(
     from lengthwise.usecases import short_options
 
     names = ",".join(gpus) if gpus else None
-    changes = [*_limits(limits), *_overrides(settings)]
+    changes = [*_limits(limits), *short_options.assignments(settings)]
     found = short_options.scenario_of(scenario, changes, model=model, gpus=names, rate=rate, workload=workload)
     with searching.threads(None) as workers:
         study = usecase.plan(found, workers)
@@ -231,7 +236,9 @@ def explain(
     from lengthwise.usecases.explain import explain as explained
     from lengthwise.usecases.variants import build
 
-    made = short_options.scenario_of(scenario, _overrides(settings), model=model, gpu=gpu, tp=tp, workload=workload)
+    made = short_options.scenario_of(
+        scenario, short_options.assignments(settings), model=model, gpu=gpu, tp=tp, workload=workload
+    )
     found = [explanation_json(one.name, explained(one)) for one in by_group(build(made))]
     return {"explanations": found, "notes": list(made.notes)}
 
@@ -245,10 +252,11 @@ def plan(app_file: str, nodes: list[str] | None = None, settings: Settings = Non
         settings: Settings of the file by key, such as {"calls.answer.max_tokens": 256}.
     """
     from lengthwise.apps.plan import plan_json
+    from lengthwise.usecases import short_options
     from lengthwise.usecases.app_plan import PlanSettings
     from lengthwise.usecases.app_setup import load_app_request
 
-    requested = load_app_request(Path(app_file), _overrides(settings), nodes or ())
+    requested = load_app_request(Path(app_file), short_options.assignments(settings), nodes or ())
     planned = requested.planned(PlanSettings())
     assert planned.plan is not None  # GPUs are given
     found: dict[str, Any] = json.loads(plan_json(planned.plan))
@@ -275,17 +283,6 @@ def catalog(kind: str, name: str | None = None) -> dict[str, Any]:
 
 
 # Arguments
-def _overrides(settings: Settings) -> list[str]:
-    return [f"{key}={value if isinstance(value, str) else _toml(value)}" for key, value in (settings or {}).items()]
-
-
-def _toml(value: Any) -> str:
-    """Return a value of JSON as TOML in one line."""
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{json.dumps(key)} = {_toml(one)}' for key, one in value.items())} }}"
-    return f"[{', '.join(map(_toml, value))}]" if isinstance(value, list) else json.dumps(value)
-
-
 def _limits(limits: dict[str, str | int | float] | None) -> list[Override]:
     from lengthwise.usecases import short_options
 

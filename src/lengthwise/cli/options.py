@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,15 +16,40 @@ ScenarioFile = Annotated[Path, Argument(metavar="SCENARIO", help="A .toml or .ya
 OptionalScenario = Annotated[
     Path | None, Argument(metavar="[SCENARIO]", help="A .toml or .yaml file; or give --model and --gpu.")
 ]
-Model = Annotated[str | None, Option(metavar="NAME", help="Model of the catalog, or a config.json.")]
-Gpu = Annotated[str | None, Option(metavar="NAME", help="GPU of the catalog.")]
+
+
+def names(kind: str) -> Callable[[str], list[str]]:
+    """Return what completes a name of the catalog in a shell, or the last of several names with commas."""
+
+    def complete(incomplete: str) -> list[str]:
+        from lengthwise.cli import catalog
+
+        earlier, comma, last = incomplete.rpartition(",")
+        return [f"{earlier}{comma}{name}" for name in catalog.names(kind) if name.startswith(last)]
+
+    return complete
+
+
+Model = Annotated[
+    str | None, Option(metavar="NAME", help="Model of the catalog, or a config.json.", autocompletion=names("models"))
+]
+Gpu = Annotated[str | None, Option(metavar="NAME", help="GPU of the catalog.", autocompletion=names("gpus"))]
 Tp = Annotated[int | None, Option(min=1, help="Tensor parallelism; without a file: the smallest that fits.")]
 Rate = Annotated[str | None, Option(metavar="RPS", help="Requests per second.")]
 Limits = Annotated[
     list[str] | None, Option(metavar="METRIC=BOUND", help="Limit, instead of [search.limits]; repeatable.")
 ]
 WorkloadName = Annotated[
-    str | None, Option("--workload", metavar="NAME", help="A preset, a trace file, or PROMPT/OUTPUT tokens: 1000/200.")
+    str | None,
+    Option(
+        "--workload",
+        metavar="NAME",
+        help="A preset, a trace file, or PROMPT/OUTPUT tokens: 1000/200.",
+        autocompletion=names("workloads"),
+    ),
+]
+Columns = Annotated[
+    list[str] | None, Option(metavar="NAME=COLUMN", help="Column of a CSV trace: prompt_tokens=input_len; repeatable.")
 ]
 AppFile = Annotated[Path, Argument(metavar="APP", help="A .toml or .yaml file of an application.")]
 Nodes = Annotated[

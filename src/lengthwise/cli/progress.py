@@ -80,5 +80,9 @@ def compile_note(*, quiet: bool) -> AbstractContextManager[None]:
     """Return a context in which a note is printed when the engine must be compiled, which takes time."""
     from lengthwise import engine
 
-    note = f"compiling the simulator (first run only, about {COMPILE_S} s)"
-    return nullcontext() if quiet else engine.on_compile(lambda: typer.echo(note, err=True))
+    notes = {
+        False: f"compiling the simulator (first run only, about {COMPILE_S} s)",
+        True: "first run: the slower reference engine gives the same answer while the simulator is compiled "
+        "in the background",
+    }
+    return nullcontext() if quiet else engine.on_compile(lambda behind: typer.echo(notes[behind], err=True))

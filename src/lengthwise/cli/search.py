@@ -12,6 +12,7 @@ from typer import Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import (
+    Columns,
     CostSource,
     HtmlReport,
     Jobs,
@@ -38,9 +39,13 @@ def run(
     scenario_file: OptionalScenario = None,
     *,
     model: Model = None,
-    gpu: Annotated[str | None, Option(metavar="NAME,...", help="GPUs of the catalog to compare.")] = None,
+    gpu: Annotated[
+        str | None,
+        Option(metavar="NAME,...", help="GPUs of the catalog to compare.", autocompletion=options.names("gpus")),
+    ] = None,
     rate: Rate = None,
     workload: WorkloadName = None,
+    column: Columns = None,
     limit: Limits = None,
     set_: Annotated[list[str] | None, options.setting("search.max_gpus=8")] = None,
     cost: CostSource = None,
@@ -64,7 +69,7 @@ def run(
 
     scenario = short_options.scenario_of(
         scenario_file,
-        [*short_options.limits(limit), *options.overrides(set_, cost), *ranking],
+        [*short_options.columns(column), *short_options.limits(limit), *options.overrides(set_, cost), *ranking],
         model=model,
         gpus=gpu,
         rate=rate,

@@ -11,6 +11,7 @@ from typer import Option
 
 from lengthwise.cli import options, outputs, progress
 from lengthwise.cli.options import (
+    Columns,
     CostSource,
     Gpu,
     HtmlReport,
@@ -46,6 +47,7 @@ def run(
     tp: Tp = None,
     rate: Rate = None,
     workload: WorkloadName = None,
+    column: Columns = None,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=8")] = None,
     variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
@@ -68,7 +70,13 @@ def run(
     from lengthwise.usecases.variants import build
 
     scenario = short_options.scenario_of(
-        scenario_file, options.overrides(set_, cost), model=model, gpu=gpu, tp=tp, rate=rate, workload=workload
+        scenario_file,
+        [*short_options.columns(column), *options.overrides(set_, cost)],
+        model=model,
+        gpu=gpu,
+        tp=tp,
+        rate=rate,
+        workload=workload,
     )
     if variant is not None:
         scenario = scenario.only(variant)
@@ -84,7 +92,7 @@ def run(
 
     with progress.simulating(quiet=quiet) as advance:
         outcomes = simulate.run(
-            scenario, variants=variants, jobs=jobs, progress=advance, log_steps=timeline is not None
+            scenario, variants=variants, jobs=jobs, progress=advance, log_steps=timeline is not None, in_processes=True
         )
     results = [simulate.result_of(outcome) for outcome in outcomes]
     if not quiet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
@@ -10,16 +11,27 @@ EXAMPLES = """\b
 Examples:
   lengthwise ui
   lengthwise ui --port 8131 --host 0.0.0.0
+  lengthwise ui --run run
+  lengthwise ui --gateway http://127.0.0.1:8001
 """
 
 
 def run(
     host: Annotated[str, Option(help="Address. One that other machines reach needs the printed token.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0: a free one.")] = 8130,
+    runs: Annotated[
+        list[Path] | None,
+        Option("--run", metavar="DIR", help="Show the progress of the app run in this folder; repeatable."),
+    ] = None,
+    gateways: Annotated[
+        list[str] | None,
+        Option("--gateway", metavar="URL", help="Show the gateway with this admin address; repeatable."),
+    ] = None,
 ) -> None:
-    """Open a planner in the browser: every move of a slider simulates the deployment again."""
-    from lengthwise.cli import mcp
-    from lengthwise.ui import server
+    """Open a planner in the browser: plan a deployment, search for GPUs, compare schedulers."""
+    from lengthwise.cli import examples, mcp
+    from lengthwise.ui import applications, gateway, server
 
     tools = (mcp.simulate, mcp.capacity, mcp.search, mcp.explain, mcp.compare, mcp.catalog)
-    server.serve(host, port, None if host in server.LOOPBACK else server.new_token(), tools)
+    pages = (*server.PAGES, applications.page(examples.folder(), runs or ()), gateway.page(gateways or ()))
+    server.serve(host, port, None if host in server.LOOPBACK else server.new_token(), tools, pages)

@@ -419,7 +419,8 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[Override
     notes += unit_notes({key: value for key, value in settings.items() if key != "variants"})
     notes += [note for one in variants for note in unit_notes(one, f"variants.{one['name']}.")]
     notes += _cache_notes(scenario, source)
-    if traces := dict.fromkeys(one.workload.trace for one in scenario.variant_scenarios() if one.workload.trace):
+    sections = [one.workload for one in scenario.variant_scenarios() if not one.workload.columns]
+    if traces := dict.fromkeys(one.trace for one in sections if one.trace):
         from lengthwise.config.workload import column_notes
 
         notes += [note for trace in traces for note in column_notes(resolved(trace, folder))]
@@ -454,11 +455,10 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
     engines: set[str | None] = {one.engine.name for one in scenario.variant_scenarios()}
     axes = [value for space in spaces for key, value in flat(space).items() if key in ENGINE_KEYS]
     engines.update(one for axis in axes if isinstance(axis, list) for one in axis if isinstance(one, str))
-    if shares and not (given or varied) and "sglang" in engines and len(engines) > 1:
+    if shares and not (given or varied) and "trtllm" in engines and engines & {"vllm", "sglang"}:
         notes.append(
-            'engine = "sglang" caches prefixes. The servers of vLLM and TensorRT-LLM do so by default, too, but these '
-            "engines leave it off here: engine.enable_prefix_caching = true turns vLLM's on (TensorRT-LLM's is not "
-            "modelled), and false turns SGLang's off"
+            'engine = "vllm" and "sglang" cache prefixes, as their servers do. The server of TensorRT-LLM does so by '
+            "default, too, which is not modelled; engine.enable_prefix_caching = false compares all without caches"
         )
     refused = "trtllm" in (scenario.engine.name, scenario.scheduler.policy)  # TensorRT-LLM's rules have no cache
     if cached and given and not shares and not refused:

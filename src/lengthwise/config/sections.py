@@ -145,6 +145,7 @@ class WorkloadSection(Section):
     preset: Text | None = None  # name of a preset, such as "chat-1m"
     trace: Text | None = None  # path of a trace file
     format: Text | None = None  # format of the trace; None: detected from its content
+    columns: dict[Text, Text] | None = None  # columns of a CSV trace: { prompt_tokens = "input_len", ... }
     prompt: Length | None = None  # prompt lengths
     output: Length | None = None  # output lengths
     correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0  # Spearman's rank correlation of prompt and output lengths
@@ -212,8 +213,6 @@ class WorkloadSection(Section):
             raise ValueError(f"arrivals of kind {self.arrivals.kind} {verb} {rate}")
         if self.time_scale != 1.0 and not self.is_replay:
             raise ValueError("time_scale stretches the arrivals of a replayed trace; this workload replays none")
-        if self.trace is None and (self.format is not None or self.sort):
-            raise ValueError("format and sort say how to read a trace, and there is no trace")
         if self.format == "sharegpt_turns" and not self.is_replay:
             raise ValueError(f"sharegpt_turns replays sessions at their own times; leave out {loads[0]}")
         if MAX_RATE_RPS < (self.request_rate or 0) < math.inf:
@@ -222,6 +221,14 @@ class WorkloadSection(Section):
             raise ValueError(f"session_rate must be at most {MAX_RATE_RPS:,.0f} a second")
         if self.request_rate is not None and math.isinf(self.request_rate) and self.arrivals is not None:
             raise ValueError("request_rate = inf sends all requests at once and takes no arrivals")
+        return self
+
+    @model_validator(mode="after")
+    def _check_reading(self) -> Self:
+        if self.trace is None and (self.format is not None or self.sort or self.columns):
+            raise ValueError("format, columns and sort say how to read a trace, and there is no trace")
+        if self.columns and self.format is not None:
+            raise ValueError("columns name those of a CSV file of no known format; leave out format, or columns")
         return self
 
     @model_validator(mode="after")
@@ -463,7 +470,9 @@ class EngineDefaults(NamedTuple):
     # (smallest GPU memory in GiB, (max_num_batched_tokens, max_num_seqs)), by rising memory.
     limits_by_gib: tuple[tuple[float, tuple[int, int]], ...]
     smallest_on: str = "no GPU"  # GPUs with this text in their names have the smallest limits, whatever their memory
-    enable_prefix_caching: bool = False
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.9
+    async_scheduling: bool = True  # where the simulator models it, unless the scenario sets it
 
     def of(self, host: str, gpu: GpuSpec) -> dict[str, dict[str, Any]]:
         """Return the default settings by section, for a GPU and the host ``host``."""
@@ -473,7 +482,12 @@ class EngineDefaults(NamedTuple):
         return {
             "scheduler": {"policy": self.policy},
             "deployment": {"host": host},
-            "engine": limits | {"prefix_cache": self.prefix_cache, "enable_prefix_caching": self.enable_prefix_caching},
+            "engine": {
+                **limits,
+                "prefix_cache": self.prefix_cache,
+                "enable_prefix_caching": self.enable_prefix_caching,
+                "gpu_memory_utilization": self.gpu_memory_utilization,
+            },
         }
 
 
@@ -481,15 +495,20 @@ ENGINES = {
     "vllm": EngineDefaults(
         "vLLM 0.32", "vllm_v1", 16, "vllm",
         ((0, (2048, 256)), (70, (8192, 1024)), (160, (16384, 1024))), smallest_on="a100",
+        gpu_memory_utilization=0.92,
     ),
     "sglang": EngineDefaults(
         "SGLang 0.5.23", "sglang", 1, "sglang",
-        ((0, (2048, 2048)), (20, (4096, 2048)), (60, (8192, 2048)), (160, (16384, 2048))), enable_prefix_caching=True,
+        ((0, (2048, 2048)), (20, (4096, 2048)), (60, (8192, 2048)), (160, (16384, 2048))),
     ),
-    "trtllm": EngineDefaults("TensorRT-LLM", "trtllm", 32, "vllm", ((0, (8192, 2048)),)),
+    "trtllm": EngineDefaults(
+        "TensorRT-LLM 1.3.0rc22", "trtllm", 32, "vllm", ((0, (8192, 2048)),),
+        enable_prefix_caching=False, async_scheduling=False,
+    ),
 }  # fmt: skip
 """Defaults of servers, from vLLM's ``EngineArgs``, SGLang's ``memory_hook`` and smallest ``max_running_requests``, and
-TensorRT-LLM's ``BuildConfig``. TensorRT-LLM's prefix cache is not modelled."""
+TensorRT-LLM's ``BuildConfig``. TensorRT-LLM's prefix cache and overlap of steps are not modelled. SGLang and
+TensorRT-LLM divide the GPU's memory by rules of their own, and here use the simulator's share of 0.9."""
 
 
 class SglangTable(Section):
@@ -535,7 +554,8 @@ class SchedulerSection(Section):
     max_wait_s: Wait | None = None  # requests with a longer total wait precede all others, in order of arrival
     batch_wait_s: Wait | None = None  # longest wait of a bin's first request for a full bin
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
-    async_scheduling: bool | None = None  # true: a step is formed while the step before it runs (vLLM, SGLang)
+    # true: a step is formed while the step before it runs (vLLM, SGLang); unset: as ``engine`` does, if it has a name
+    async_scheduling: bool | None = None
     hide_host: bool | None = None  # true: the host prepares a step while the GPU runs the step before it
     # maximum prompt tokens of one request in a step, unless it is the only request of the replica; 0: no limit (vLLM)
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**24)] | None = None
@@ -546,6 +566,8 @@ class SchedulerSection(Section):
     reserve: bool | None = None
     # with reserve: time of recomputation, as a share of the decoding time of memory that is idle while requests wait
     max_recompute_share: Annotated[NotNan, Field(ge=0)] | None = None
+    # with reserve: preemptions per request above which the margin only rises; inf: no budget
+    max_preemptions_per_request: Annotated[NotNan, Field(ge=0)] | None = None
 
 
 class SloSection(Section):

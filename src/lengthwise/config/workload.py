@@ -6,6 +6,7 @@ import difflib
 import gzip
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,16 +30,18 @@ LOG = "log"
 
 def read_trace(
     path: Path | str,
-    format: str | None = None,  # noqa: A002 - the name of the key in scenario files
+    format: str | Mapping[str, str] | None = None,  # noqa: A002 - the name of the key in scenario files
     *,
     time_scale: float = 1.0,
     sort: bool = False,
     replayed: bool = False,
 ) -> Workload:
-    """Read the requests of a trace or of a log of texts; ``format`` None: it is detected.
+    """Read the requests of a trace or of a log of texts; ``format`` as for ``workload.read``, None: it is detected.
 
     With ``replayed``, a log must have arrival times. Raises TraceError, or InputError for an invalid log.
     """
+    if isinstance(format, Mapping):
+        return w.read(path, format, time_scale=time_scale, sort=sort)
     if format is not None and format not in (*w.READABLE, LOG):
         raise UnknownNameError("trace format", format, (*w.READABLE, LOG))
     found = format or w.detect(path)
@@ -57,11 +60,14 @@ def read_trace(
             except TraceError as unknown:
                 if not (columns := _columns(path)):
                     raise unknown from None
-                names = ", ".join(f"{column} to {name}" for column, name in _renamed(columns).items())
+                near = _renamed(columns)
+                names = ", ".join(f"{column} to {name}" for column, name in near.items())
+                pairs = [f"{name}={column}" for column, name in near.items()]
+                given = "prompt_tokens=NAME, output_tokens=NAME" if len(near) < 2 else ", ".join(pairs)
                 raise TraceError(
                     f"{path}, line 1: must have the columns of a trace, or of a log: prompt_tokens, output_tokens (or "
                     f"texts: prompt, output) and arrival_s; it has {', '.join(columns[:12])[:200]}. Rename "
-                    f"{names or 'your columns to those of one format'}"
+                    f"{names or 'your columns to those of one format'}, or name each by --column: {given}"
                 ) from None
         raise
     if replayed and log.arrival_s is None:
@@ -180,7 +186,8 @@ def source_of(section: WorkloadSection, folder: Path) -> Source:
         path, replayed = resolved(section.trace, folder), section.is_replay
         sort = section.sort or not replayed
         try:
-            trace = read_trace(path, section.format, time_scale=section.time_scale, sort=sort, replayed=replayed)
+            form = section.columns or section.format
+            trace = read_trace(path, form, time_scale=section.time_scale, sort=sort, replayed=replayed)
         except TraceError as error:  # the reader names its own argument
             raise TraceError(str(error).replace("pass sort=True", "set workload.sort = true")) from None
     if section.is_replay and trace is not None:

@@ -5,10 +5,13 @@ from .deployment_builder import kv_transfer_between as kv_transfer_between
 from .deployment_builder import kv_transfer_over as kv_transfer_over
 from .deployment_builder import mix as mix
 from .outcome import gap_edges as gap_edges
+from .setup import async_refusal as async_refusal
 from .setup import check_groups as check_groups
 from .setup import check_router as check_router
+from .simulation import compile_in_background as compile_in_background
 from .simulation import on_compile as on_compile
 from .simulation import ready as ready
+from .simulation import reference_s as reference_s
 from .simulation import simulate as simulate
 from .simulation import warm_up as warm_up
 from .step_time import service_rate as service_rate

@@ -177,10 +177,11 @@ def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
     for i in range(popped):
         slot = S.tmp_waiting[i]
         queue_push(S, rep.queue, S.tmp_waiting_key[i], S.slots[slot].index, slot)
-    preempted_tokens = rep.preempted_tokens
+    preempted_tokens, shortages = rep.preempted_tokens, rep.shortages
     for i in range(candidates - 1, left - 1, -1):
         preempt(S, r, S.tmp_slot[i], now_s, rank)
     rep.preempted_tokens = preempted_tokens
+    rep.shortages = shortages
     S.work[0].preempted_for_blocks = 0  # ``preempt`` sets it, but these preemptions were by rank.
     rep.check_preemption = 0
     rep.steps_since_check = 0

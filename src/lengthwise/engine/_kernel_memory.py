@@ -51,6 +51,7 @@ def end_request(S, r, slot, status, now_s):
     result.output_tokens = max(0, q.generated + q.prompt - S.prompt[q.index])
     result.queued_for_s = q.queued_for_s + (now_s - q.queued_at_s if q.waiting == 1 else 0.0)
     S.replicas[r].ended_since_admit += 1
+    S.replicas[r].finished += 1
     if S.params[0].central_queue == 0:
         S.outstanding_tokens[r] -= outstanding(S.prompt[q.index], S.predicted[q.index])
     if S.params[0].tracks_service == 1:
@@ -391,6 +392,7 @@ def preempt(S, r, slot, now_s, rank):
         ends_in_flight = False
         free_blocks_of(S, r, q, False)
     w.preempted_for_blocks = 1
+    rep.shortages += 1
     if params.swap == 1 and q.decoding == 1:
         q.swapped = 1
         w.swap_s += blocks * params.swap_s_per_block
@@ -749,7 +751,8 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
         free_blocks = rep.free_blocks + shared
         return _blocks_in_groups(S, q.context, chunk, free_blocks, S.running[r], w.found_length, w.found_skipped)
     peak = _peak_tokens(S, r, slot) if params.needs_peak == 1 else 0
-    chunk = slots_end(S, chunk)
+    if q.transfer_blocks == 0:  # No step computes yet what a KV transfer brings.
+        chunk = slots_end(S, chunk)
     free_blocks = rep.free_blocks + shared + q.blocks
     blocks = memory(
         max(q.context, chunk), chunk, predicted_total(S, q.index, q.generated), params.max_model_len, params.block_size,

@@ -50,7 +50,7 @@ def _draw(S, q, drafts):
     hit_probability = S.hit_rate[q.index]
     hit_probability += params.burstiness * (q.hit - hit_probability) if q.hit >= 0 else 0.0
     drawn = uniform(S.draw_key[q.index], q.generated)
-    drafts = max(0, min(drafts, params.max_model_len - (q.prompt + q.generated) - 1))
+    drafts = max(0, min(drafts if q.unhashed >= 0 else 0, params.max_model_len - (q.prompt + q.generated) - 1))
     q.next_hit = q.hit if drafts == 0 else 0
     if drawn >= hit_probability + (1.0 - hit_probability) * params.missed_draft_rate:
         drafts = 0
@@ -87,7 +87,7 @@ def _claim_in_order(S, r, now_s, rank, victim):
 
 
 @jit
-def verification_s(S, decode_s, kv_tokens):
+def verification_s(S, side, decode_s, kv_tokens):
     """Return the seconds of one layer's decode attention in the step in ``work``, which verifies proposed tokens.
 
     The keys are read once for all tokens of a sequence, unless the pairs of queries and keys take longer to compute.
@@ -95,16 +95,17 @@ def verification_s(S, decode_s, kv_tokens):
     w = S.work[0]
     if w.drafts == 0:
         return decode_s
-    return max(decode_s, S.params[0].verify_pair_s * (kv_tokens + w.draft_pairs))
+    return max(decode_s, S.params[side].verify_pair_s * (kv_tokens + w.draft_pairs))
 
 
 @jit_cold
-def start_drafts(S, r, kv_tokens, prefill_s):
+def start_drafts(S, cost, r, kv_tokens, prefill_s):
     """Count the step in ``work``, and how many tokens the drafter proposes after it; set the drafter's seconds.
 
-    ``prefill_s`` are the seconds of the step's prefill attention in one layer of the drafter.
+    ``prefill_s`` are the seconds of the step's prefill attention in one layer of the drafter, which has these costs.
     """
-    rep, w, params, cost = S.replicas[r], S.work[0], S.params[0], S.draft_cost
+    rep, w = S.replicas[r], S.work[0]
+    params = S.params[rep.side]
     rep.decodes += w.decodes
     rep.draft_tokens += w.drafts
     rep.accepted_tokens += w.accepted
@@ -117,16 +118,15 @@ def start_drafts(S, r, kv_tokens, prefill_s):
         for i in range(w.prompts):
             keys += S.slots[S.prompt_slot[w.flight, i]].prefilled + S.prompt_chunk[w.flight, i]
         first_s = prefill_s + decode_attention(cost, w.decodes, kv_tokens, w.prompts)
-        w.draft_s += _pass_s(S, tokens, first_s)
+        w.draft_s += _pass_s(S, cost, params, tokens, first_s)
         w.draft_s += (rep.drafts - 1) * (
-            params.draft_pass_s + _pass_s(S, w.seqs, decode_attention(cost, w.seqs, keys, 0))
+            params.draft_pass_s + _pass_s(S, cost, params, w.seqs, decode_attention(cost, w.seqs, keys, 0))
         )
     rep.draft_s += w.draft_s
 
 
 @jit
-def _pass_s(S, tokens, attention_s):
-    cost, params = S.draft_cost, S.params[0]
+def _pass_s(S, cost, params, tokens, attention_s):
     layer_s = entry(cost.by_tokens, cost.tokens_slope, tokens, 0) + entry(cost.by_tokens, cost.tokens_slope, tokens, 1)
     head_s = entry(cost.by_seqs, cost.seqs_slope, S.work[0].seqs, 0)
     return params.draft_layers * (layer_s + attention_s) + params.draft_head_share * head_s

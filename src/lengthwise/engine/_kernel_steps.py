@@ -64,6 +64,8 @@ def launch(S, D, r, now_s):
         flight.prompts = w.prompts
         flight.prompt_tokens = w.prompt_tokens
         flight.outputs = w.decodes + w.accepted + completed
+        w.rank_tokens += w.decodes + w.drafts + w.prompt_tokens
+        w.slowest_s = max(w.slowest_s, S.stage_free[r, 0])
         _count_rounds(rep, w.prompts)
         return end_s
     outputs = 0 if overlaps(S) else w.decodes + w.accepted + completed  # With overlap they count at the end.
@@ -107,35 +109,45 @@ def load_rank(S, r):
     return w.decodes + w.drafts + w.prompt_tokens
 
 
-@jit_cold
-def run_together(S, D, first, now_s, tokens, drafter_s):
-    """Take the next steps of a replica's ranks, of ``tokens`` tokens in all, through the pipeline.
+@jit
+def run_together(S, D, first, drafter_s):
+    """Take the next steps of a replica's ranks, which ``launch`` prepared, through the pipeline.
 
     Return when they end, and the seconds of the layers that the ranks compute together.
     """
-    side, row = S.replicas[first].side, len(S.replicas) + first
-    params, stages = S.params[side], len(D.cost.stage_layers) if side == 1 else len(S.cost.stage_layers)
-    layer_s = entry(S.shared, S.shared_slope, tokens, 0)
+    w, side, row = S.work[0], S.replicas[first].side, len(S.replicas) + first
+    stages = len(D.cost.stage_layers) if side == 1 else len(S.cost.stage_layers)
+    layer_s = entry(S.shared, S.shared_slope, w.rank_tokens, 0)
     if side == 1:
-        layer_s = entry(D.shared, D.shared_slope, tokens, 0)
-    end_s, shared_s = now_s, 0.0
+        layer_s = entry(D.shared, D.shared_slope, w.rank_tokens, 0)
+    end_s, shared_s = w.slowest_s, 0.0
+    w.rank_tokens, w.slowest_s = 0, 0.0
     for p in range(stages):
-        slowest_s = 0.0
-        for r in range(first, first + params.dp):
-            if not is_dummy(S, _next_flight(S, r)):
-                ready_s = S.replicas[r].host_free_s if p == 0 and params.hide_host == 1 else end_s
-                slowest_s = max(slowest_s, max(ready_s, S.stage_free[row, p]) + S.stage_s[r, p])
+        if p > 0:
+            end_s = _slowest_s(S, first, p, end_s)
         stage_s = (D.cost.stage_layers[p] if side == 1 else S.cost.stage_layers[p]) * layer_s
-        end_s = slowest_s + stage_s + (drafter_s if p == stages - 1 else 0.0)
+        end_s += stage_s
+        end_s += drafter_s if p == stages - 1 else 0.0
         S.stage_free[row, p] = end_s
         shared_s += stage_s
     return end_s, shared_s
 
 
 @jit_cold
-def shared_drafter_s(S, first):
+def _slowest_s(S, first, p, ready_s):
+    """Return when the slowest rank leaves stage ``p`` above 0, which all enter at ``ready_s`` or later."""
+    slowest_s, begin_s = 0.0, max(ready_s, S.stage_free[len(S.replicas) + first, p])
+    for r in range(first, first + S.params[S.replicas[first].side].dp):
+        if not is_dummy(S, _next_flight(S, r)):
+            slowest_s = max(slowest_s, begin_s + S.stage_s[r, p])
+    return slowest_s
+
+
+@jit_cold
+def shared_drafter_s(S, D, first):
     """Return the seconds of the drafter's layers that all ranks compute together (``Reference._shared_drafter_s``)."""
-    params, most, seconds = S.params[0], 0, 0.0
+    side, most, seconds = S.replicas[first].side, 0, 0.0
+    params = S.params[side]
     for r in range(first, first + params.dp):
         most = max(most, S.replicas[r].drafts if load_rank(S, r) > 0 else 0)
     for number in range(most):
@@ -144,15 +156,17 @@ def shared_drafter_s(S, first):
             step_tokens = load_rank(S, r)
             if step_tokens > 0 and S.replicas[r].drafts > number:
                 tokens += S.work[0].seqs if number > 0 else step_tokens
-        seconds += params.draft_shared_layers * entry(S.shared, S.shared_slope, tokens, 0)
+        layer_s = entry(S.shared, S.shared_slope, tokens, 0)
+        seconds += params.draft_shared_layers * (entry(D.shared, D.shared_slope, tokens, 0) if side == 1 else layer_s)
     return seconds
 
 
 @jit
-def record_rank(S, r, now_s, end_s, shared_s, drafter_s):
+def record_rank(S, r, now_s, end_s, free_s, shared_s, drafter_s):
     """Start the step in ``work`` of rank ``r``, which all ranks of its replica end together."""
     rep, w = S.replicas[r], S.work[0]
     S.flights[w.flight].end_s = end_s
+    S.stage_free[r, 0] = free_s  # A rank's step begins when the steps of all ranks have left the first stage.
     rep.layer_s += shared_s
     rep.draft_s += drafter_s
     busy_s = _record_step(S, r, now_s, end_s, S.flights[w.flight].outputs)
@@ -180,6 +194,8 @@ def _run_stages(S, D, r, now_s, kv_tokens):
         return _run_stages_of_group(S, r, now_s, kv_tokens)
     if S.replicas[r].side == 1:
         pairs, completed = _pairs_of_prompts(S, D) if w.prompts > 0 else (0.0, 0)
+        if S.params[1].speculates == 1:
+            start_drafts(S, D.draft_cost, r, kv_tokens, _prompts_cost(S, D.draft_cost)[0])
         return _pipeline_by_stage(S, D.cost, D.other, D.stage_other, r, now_s, kv_tokens), pairs, completed
     prefill_s, pairs, completed = _prompts_cost(S, S.cost)
     if S.params[0].has_other_degree == 1:
@@ -188,8 +204,8 @@ def _run_stages(S, D, r, now_s, kv_tokens):
     if S.cost.masked_s > 0.0:
         prefill_s, decode_s = _with_masked_pairs(S, S.cost, kv_tokens, prefill_s, decode_s)
     if S.params[0].speculates == 1:
-        decode_s = verification_s(S, decode_s, kv_tokens)
-        start_drafts(S, r, kv_tokens, _prompts_cost(S, S.draft_cost)[0])
+        decode_s = verification_s(S, 0, decode_s, kv_tokens)
+        start_drafts(S, S.draft_cost, r, kv_tokens, _prompts_cost(S, S.draft_cost)[0])
     return _pipeline(S, S.cost, r, now_s, prefill_s, decode_s), pairs, completed
 
 
@@ -298,6 +314,8 @@ def _pipeline_by_stage(S, one, other, stage_other, r, now_s, kv_tokens):
     rep, w = S.replicas[r], S.work[0]
     prefill_a, decode_a = _attention(S, one, kv_tokens)
     prefill_b, decode_b = _attention(S, other, kv_tokens)
+    if S.params[rep.side].speculates == 1:  # with one stage
+        decode_a = verification_s(S, rep.side, decode_a, kv_tokens)
     layer_a, comm_a, embedding_a, send_a, head_a, host_a = _table_rows(S, one)
     layer_b, comm_b, embedding_b, send_b, head_b, host_b = _table_rows(S, other)
     last, end_s = len(one.stage_layers) - 1, now_s
@@ -310,7 +328,7 @@ def _pipeline_by_stage(S, one, other, stage_other, r, now_s, kv_tokens):
         stage_s = n * (layer + comm + prefill + decode)
         if p == 0:
             stage_s += (embedding_b if b else embedding_a) + (host_b if b else host_a) + w.swap_s
-        stage_s += (head_b if b else head_a) if p == last else send
+        stage_s += (head_b if b else head_a) + w.draft_s if p == last else send
         S.stage_s[r, p] = stage_s
         end_s = max(end_s, S.stage_free[r, p]) + stage_s
         S.stage_free[r, p] = end_s

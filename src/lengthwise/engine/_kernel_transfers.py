@@ -237,6 +237,7 @@ def end_transfer(S, D, i):
 def _receive(S, r, slot):
     rep, q = S.replicas[r], S.slots[slot]
     release_transfer_blocks(S, q)
+    q.unhashed = -1
     rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
     assign_return_number(S, slot)
     join(S, rep.idle_group, slot)

@@ -720,7 +720,8 @@ class LastStep:
     The sequence number breaks ties between victims. With speculation, the request's next step verifies ``drafts``
     proposed tokens and gives it ``emits`` tokens, ``hit`` is whether its last step for which tokens were to be proposed
     accepted any (None: it had none), and ``next_hit`` the same after the next step. The last step accepted ``unhashed``
-    tokens, which give no block a content before the next step.
+    tokens, which give no block a content before the next step. Since then a KV transfer may have brought the request
+    (``is_received``): its drafter has seen no hidden state, so that it proposes no tokens for the next step.
     """
 
     token_s: float | None = None
@@ -730,6 +731,7 @@ class LastStep:
     hit: bool | None = None
     next_hit: bool | None = None
     unhashed: int = 0
+    is_received: bool = False
 
 
 @dataclass
@@ -872,12 +874,13 @@ class Replica:
         self.sglang: Any = None  # the ``SglangReplica`` that forms the steps
         self.trtllm: Any = None  # the ``TrtllmReplica`` that forms the steps
         self.overlaps = setup.params.sglang and setup.params.async_scheduling  # forms a step before the last one ends
-        share = setup.params.max_recompute_share
-        self.gate = MemoryGate(share, setup.needs) if setup.params.reserve else None  # reserves by predicted length
+        share, budget = setup.params.max_recompute_share, setup.params.preemption_budget
+        self.gate = MemoryGate(share, budget, setup.needs) if setup.params.reserve else None
         # The marked step, whose end ends a round, and the steps started after it (``Reference._launch``).
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.preempted_tokens = 0  # computed tokens of requests preempted for lack of memory since the last step
+        self.finished = 0  # requests that have ended
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
         self.pending = self.check_preemption = False  # ``pending``: the replica is to be scheduled at this instant
         self.is_blocked = False  # forms no step before the oldest in flight ends, because the last one was empty
@@ -920,7 +923,8 @@ class Replica:
         if self.queue.waiting and len(self.running) < params.max_num_seqs:
             idle_s = step.busy_s * len(step.decodes) / tokens * self.pool.free / params.total_blocks
         if row["busy_s"] > 0:
-            self.gate.adapt(spent_s, idle_s, row["tokens"] / (params.total_blocks * params.block_size * row["busy_s"]))
+            turnovers_per_s = row["tokens"] / (params.total_blocks * params.block_size * row["busy_s"])
+            self.gate.adapt(spent_s, idle_s, turnovers_per_s, self.finished)
 
     @property
     def loaded(self) -> list[Request]:

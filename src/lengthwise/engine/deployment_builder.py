@@ -237,8 +237,6 @@ def disaggregate(prefill: Deployment, decode: Deployment, kv_transfer: KVTransfe
         raise InputError(f"both sides must have one model; they have {prefill.model.name} and {decode.model.name}")
     prefill.require_one_side("the prefill side")
     decode.require_one_side("the decode side")
-    prefill.require_no_speculation("disaggregation")
-    decode.require_no_speculation("disaggregation")
     if any(side.kv.groups for side in (prefill, decode)):
         raise InputError(
             f"the layers of {prefill.model.name} form several KV cache groups, whose transfer is not modelled yet; "
@@ -261,6 +259,7 @@ def disaggregate(prefill: Deployment, decode: Deployment, kv_transfer: KVTransfe
         router=decode.scheduler.router,
         gpu=decode.gpu,
         node=decode.node,
+        speculation=decode.speculation,
     )
     return replace(prefill, max_model_len=min(prefill.max_model_len, decode.max_model_len), decode=side)
 

@@ -444,7 +444,7 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
 
 
 @jit_cold
-def _start_together(S, D, first, now_s, left, preemptions):  # noqa: C901  one sequence
+def _start_together(S, D, first, now_s, left, preemptions):
     """Start the steps that the ranks of a replica have formed, which end together.
 
     Return whether the ranks may form one more step now. A step of decodes only is repeated without an event, as
@@ -453,17 +453,15 @@ def _start_together(S, D, first, now_s, left, preemptions):  # noqa: C901  one s
     params = S.params[S.replicas[first].side]
     end, until_s, ahead = first + params.dp, _independent_until_s(S, left, preemptions), params.async_scheduling == 1
     while True:
-        tokens = 0
-        for r in range(first, end):
-            tokens += load_rank(S, r)
-        if tokens == 0:
+        if S.work[0].rank_tokens == 0:
             return False
-        drafter_s = shared_drafter_s(S, first) if S.params[0].speculates == 1 else 0.0
-        end_s, shared_s = run_together(S, D, first, now_s, tokens, drafter_s)
+        drafter_s = shared_drafter_s(S, D, first) if S.params[0].speculates == 1 else 0.0
+        end_s, shared_s = run_together(S, D, first, drafter_s)
+        free_s = S.stage_free[len(S.replicas) + first, 0]
         repeating = params.max_in_flight == 1
         for r in range(first, end):
             load_rank(S, r)
-            record_rank(S, r, now_s, end_s, shared_s, drafter_s)
+            record_rank(S, r, now_s, end_s, free_s, shared_s, drafter_s)
             if S.work[0].seqs == 0:
                 repeating = repeating and stays_empty(S, r, until_s, end_s)
             elif ahead:

@@ -67,7 +67,7 @@ cached prefix of the request than the windows had, ``boundary`` is the length of
 With speculation, its next step verifies ``drafts`` proposed tokens and gives it ``emits`` tokens, and ``hit`` is 1 if
 its last step for which tokens were to be proposed accepted any, 0 if none, and -1 before the first; ``next_hit`` is the
 value after the next step (``_kernel_speculation``). Its last step accepted ``unhashed`` tokens, which give no block a
-content before the next step.
+content before the next step; -1: a KV transfer ended since, so that no tokens are proposed for its next step.
 ``queued_at_s`` is the start of the current wait, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the
 number of the batch that the request's bin became.
 
@@ -86,7 +86,8 @@ replica_t = _record(
     free_blocks in_flight first_flight idle_group partials queue
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
     incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index ending is_blocked wakes
-    passes refreshes spare_blocks preempted_tokens prompt_tokens drafts decodes draft_tokens accepted_tokens
+    passes refreshes spare_blocks preempted_tokens shortages charged finished prompt_tokens
+    drafts decodes draft_tokens accepted_tokens
     joining ahead unmerged has_chunk is_reordered
     fresh newest_decode
     """,
@@ -110,7 +111,9 @@ With a prefix cache of states (``Params.aligned``), ``State.fresh`` has ``fresh`
 Of the requests that have begun to decode, none was admitted after the one of number ``newest_decode``.
 
 Memory reserved by predicted length (``policy.reservation``): the ``margin``, the ``preempted_tokens`` of requests that
-lack of memory preempted since the last step, and the ``prompt_tokens`` of all steps, which took ``prompt_s``.
+lack of memory preempted since the last step, the ``shortages`` (all these preemptions), those before the last step
+(``charged``), the number of requests that have ended (``finished``), and the ``prompt_tokens`` of all steps, which took
+``prompt_s``.
 
 Rules of SGLang and TensorRT-LLM (``_kernel_sglang``, ``_kernel_trtllm``): ``batch_is_full``, ``new_token_ratio``, the
 number of ``ordered`` residents in ``State.batch_order``, the sum of the residents' ``reserved`` blocks, and the queue
@@ -263,8 +266,8 @@ param_t = _record(
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
     transfer_timeout_s transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s
-    storage_latency_s initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share burstiness
-    missed_draft_rate verify_pair_s draft_layers draft_shared_layers draft_head_share draft_pass_s
+    storage_latency_s initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share preemption_budget
+    burstiness missed_draft_rate verify_pair_s draft_layers draft_shared_layers draft_head_share draft_pass_s
     """,
 )
 """Parameters, one row for each of ``Setup.rows`` (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of
@@ -276,9 +279,9 @@ work_t = _record(
     """
     flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred left_input
     left_chunk allocated ends is_served candidate max_chunk drafts draft_pairs accepted found_length
-    found_skipped found_boundary left_out left_out_blocks left_out_tokens kv_tokens
+    found_skipped found_boundary left_out left_out_blocks left_out_tokens kv_tokens rank_tokens
     """,
-    "swap_s reserved draft_s",
+    "swap_s reserved draft_s slowest_s",
 )
 """The step that is being formed. ``longest`` are the tokens of its longest prompt. ``found_segment`` is the last
 segment of the prefix that the last look-up found in a radix tree. With KV cache groups it found ``found_length`` blocks
@@ -288,7 +291,8 @@ without the ``found_skipped`` first ones of local groups, and the request's ``bo
 ``candidate`` is the slot of the request that the test of memory by predicted length is for. ``max_chunk`` limits the
 prompt tokens of one request (vLLM's ``long_prefill_token_threshold``). With speculation (else they are 0), decodes
 verify ``drafts`` proposed tokens with ``draft_pairs`` keys and accept ``accepted`` of them; the drafter takes
-``draft_s``.
+``draft_s``. The data-parallel ranks of a replica that have formed a step together have ``rank_tokens`` in it, and the
+slowest leaves the first stage at ``slowest_s``, before what they compute together.
 
 SGLang's rules: the step may have ``left_input`` more tokens by ``max_prefill_tokens`` and ``left_chunk`` more by
 ``chunked_prefill_size``; its sequences take ``allocated`` tokens of the GPU pool, ``reserved`` tokens are kept free for

@@ -194,6 +194,7 @@ class DecodeState(NamedTuple):
     cost: PackedCost
     other: PackedCost
     stage_other: Array
+    draft_cost: PackedCost
     shared: Array
     shared_slope: Array
     draws: Array
@@ -294,8 +295,8 @@ def new_state(setup: Setup, log_rows: int) -> State:
         hit_rate=columns.hit_rate,
         draw_key=columns.draw_key,
         survival=np.ones(1) if chosen is None else chosen.survival,
-        drafts_by_seqs=none if chosen is None else chosen.drafts_by_seqs(params.max_num_seqs),
-        draft_cost=pack((chosen and chosen.drafter.tables) or cost),
+        drafts_by_seqs=none if chosen is None else chosen.drafts_by_seqs(seqs),
+        draft_cost=_draft_cost(setup),
         ending=np.empty((replicas, 2 * seqs), np.int64),
         batch_order=np.empty((replicas, seqs), np.int64),
         predicted_start=columns.prediction_rows.start,
@@ -384,15 +385,21 @@ def new_decode_state(setup: Setup, state: State) -> DecodeState:
     views = (*(one[:first] for one in counts), *(one[first:] for one in counts), state.no_tokens[first:].copy())
     if decode_side is None:
         none = np.zeros(1, np.int64)
-        sides = (state.cost, state.other, state.stage_other, state.shared, state.shared_slope, state.draws)
-        return DecodeState(*sides, none[:0], none[:0], none, *_paths(0, 0, 0), state.service_rate, *views)
-    cost = decode_side.deployment.cost
+        costs = (state.cost, state.other, state.stage_other, state.draft_cost, state.shared, state.shared_slope)
+        return DecodeState(*costs, state.draws, none[:0], none[:0], none, *_paths(0, 0, 0), state.service_rate, *views)
+    cost, drafter = decode_side.deployment.cost, _draft_cost(decode_side)
     slot_of = np.zeros(len(setup.columns.prompt), np.int64)
     turns = decode_side.columns.previous_turn
     return DecodeState(
-        pack(cost), *_other_degree(cost), *_shared(cost), decode_side.columns.draws, turns, np.full_like(turns, -1),
-        slot_of, *_paths(first, decode_side.params.replicas, len(slot_of)), decode_side.service_rate, *views,
+        pack(cost), *_other_degree(cost), drafter, *_shared(cost), decode_side.columns.draws, turns,
+        np.full_like(turns, -1), slot_of, *_paths(first, decode_side.params.replicas, len(slot_of)),
+        decode_side.service_rate, *views,
     )  # fmt: skip
+
+
+def _draft_cost(setup: Setup) -> PackedCost:
+    chosen = setup.deployment.speculation
+    return pack((chosen and chosen.drafter.tables) or setup.deployment.cost)
 
 
 def _paths(senders: int, receivers: int, requests: int) -> tuple[Array, Array, Array, Array, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,13 @@ class EngineOutput:
     steps: Array | None
     gaps: Array | None
     end_s: float
+
+    def with_logs_of_at_most(self, rows: int) -> EngineOutput:
+        """Return the output without logs if there are more than ``rows`` steps or twice as many gaps."""
+        assert self.steps is not None
+        assert self.gaps is not None
+        fits = len(self.steps) <= rows and len(self.gaps) <= 2 * rows
+        return self if fits else replace(self, steps=None, gaps=None)
 
 
 def run_end_s(last_s: float, limit_s: float, results: Array, replicas: Array) -> float:

@@ -528,7 +528,7 @@ class Reference:
             self.results[q.index]["first_token_s"] = now
         q.decoding = True
         q.generated += tokens
-        q.last.token_s, q.last.unhashed = now, tokens - 1
+        q.last.token_s, q.last.unhashed, q.last.is_received = now, tokens - 1, False
         if q.generated == q.output:
             self.results[q.index]["finished_s"] = now
             self._end_request(rep, q, Status.FINISHED, now)
@@ -557,6 +557,7 @@ class Reference:
         self.results[q.index]["output_tokens"] = self._output_tokens(q)
         self.results[q.index]["queued_for_s"] = q.wait.total_s(now)
         rep.ended_since_admit += 1
+        rep.finished += 1
         if not self.s.params.central_queue:
             self.load_replica.pop(q.index).outstanding_tokens -= self.s.outstanding(q.index)
         if self.s.params.tracks_service:
@@ -827,10 +828,12 @@ class Reference:
                 left, free_blocks, free_seqs = k, trial_blocks - blocks, trial_seqs - 1
                 continue
             break
-        preempted_tokens = rep.preempted_tokens
+        preempted_tokens, preemptions = rep.preempted_tokens, rep.gate.preemptions if rep.gate else 0
         for _, _, q in reversed(candidates[left:]):
             self._preempt(rep, step, q)
         rep.preempted_tokens = preempted_tokens
+        if rep.gate is not None:
+            rep.gate.preemptions = preemptions
         step.preempted_for_blocks = rep.check_preemption = False  # These preemptions were by rank.
         rep.steps_since_check = 0
 
@@ -964,7 +967,8 @@ class Reference:
         hit_probability = float(self.s.columns.hit_rate[q.index])
         hit_probability += params.burstiness * (q.last.hit - hit_probability) if q.last.hit is not None else 0.0
         drawn = uniform(int(self.s.columns.draw_key[q.index]), q.generated)
-        q.last.drafts = max(0, min(rep.drafts, params.max_model_len - q.context - 1))
+        drafts = 0 if q.last.is_received else rep.drafts
+        q.last.drafts = max(0, min(drafts, params.max_model_len - q.context - 1))
         has_proposal = q.last.drafts > 0
         if drawn >= hit_probability + (1.0 - hit_probability) * params.missed_draft_rate:
             q.last.drafts = 0
@@ -1024,6 +1028,8 @@ class Reference:
         blocks = q.blocks
         self._free_blocks(rep, q, "preempted")
         step.preempted_for_blocks = True
+        if rep.gate is not None:
+            rep.gate.preemptions += 1
         if params.swap and q.decoding:
             q.swapped = True
             step.swap_s += blocks * params.swap_s_per_block
@@ -1336,7 +1342,8 @@ class Reference:
         loading = [p for p in rep.loading if p is not q]
         peak = self._peak_tokens([*residents, *loading, q]) if rep.s.params.needs_peak else 0
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
-        chunk_tokens = self._slots_end(chunk_tokens)
+        if not (q.transfer and q.transfer.blocks):  # No step computes yet what a KV transfer brings.
+            chunk_tokens = self._slots_end(chunk_tokens)
         context = max(q.context, chunk_tokens)
         of_groups = (0, 0)
         if rep.s.params.hybrid:
@@ -1380,7 +1387,7 @@ class Reference:
         ]
         working = [(rep, step, cost) for rep, step, cost in zip(ranks, steps, costs, strict=True) if step.seqs]
         shared_s = ranks[0].cost.shared_s(sum(step.decode_tokens + step.prompt_tokens for step in steps))
-        drafter_s = self._shared_drafter_s([(rep.drafts, step) for rep, step, _ in working])
+        drafter_s = self._shared_drafter_s(ranks[0], [(rep.drafts, step) for rep, step, _ in working])
         ends_s, layer_s, free_s = [rep.prepare(step, cost) for rep, step, cost in working], 0.0, ranks[0].stage_free_s
         for p, stage_s in enumerate(shared_s):
             slowest_s = max(
@@ -1398,13 +1405,13 @@ class Reference:
             else:
                 rep.flights.append(step)
 
-    def _shared_drafter_s(self, proposals: list[tuple[int, Step]]) -> float:
+    def _shared_drafter_s(self, first: Replica, proposals: list[tuple[int, Step]]) -> float:
         """Return the seconds of the drafter's layers that all ranks compute together (the experts of an MTP module).
 
         Each of ``proposals`` is a rank's step and the number of tokens that the rank proposes after it for each
         sequence, with one pass for each. The first pass has all tokens of the step, the others one of each sequence.
         """
-        chosen, reader, seconds = self.s.deployment.speculation, self.prefill_replicas[0].cost, 0.0
+        chosen, reader, seconds = first.s.deployment.speculation, first.cost, 0.0
         if chosen is None or chosen.drafter.tables is not None:
             return 0.0
         for number in range(max(drafts for drafts, _ in proposals)):
@@ -1443,7 +1450,7 @@ class Reference:
 
     def _count_drafts(self, rep: Replica, step: Step) -> Drafts | None:
         """Count the proposed tokens that a step verifies, and those that the drafter proposes after it."""
-        chosen, decodes, totals = self.s.deployment.speculation, len(step.decodes), rep.totals
+        chosen, decodes, totals = rep.s.deployment.speculation, len(step.decodes), rep.totals
         if chosen is None:
             return None
         tokens, kv_tokens = step.decode_tokens - decodes, step.kv_tokens
@@ -1452,7 +1459,7 @@ class Reference:
         totals["draft_tokens"] += tokens
         totals["accepted_tokens"] += sum(q.last.emits - 1 for q in step.decodes)
         rep.drafts = int(chosen.drafts_by_seqs(rep.s.params.max_num_seqs)[step.seqs])
-        tables = CostReader(chosen.drafter.tables or self.s.deployment.cost)
+        tables = CostReader(chosen.drafter.tables or rep.s.deployment.cost)
         drafter_s = tables.drafter_s(chosen, rep.drafts, tokens, decodes, kv_tokens, prompts)
         totals["draft_s"] += drafter_s
         pairs = sum(q.last.drafts * q.context for q in step.decodes)
@@ -1491,4 +1498,5 @@ class Reference:
         del rep.incoming[q]
         if q.transfer:
             q.transfer.release()
+        q.last.is_received = True
         self._to_idle(rep, q)

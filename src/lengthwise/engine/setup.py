@@ -245,6 +245,8 @@ class Params:
         self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
         self.schedule_conservativeness = sglang.schedule_conservativeness
         self.reserve, self.max_recompute_share = scheduler.reserve, scheduler.max_recompute_share
+        # Preemptions per request above which the margin of ``reserve`` only rises.
+        self.preemption_budget = scheduler.max_preemptions_per_request
         # Maximum output tokens for which SGLang's own admission reserves memory.
         self.clip_tokens = 0 if scheduler.reserve else kernel_layout.CLIP_TOKENS
         # TensorRT-LLM's capacity scheduler and its division of prompts: 0 none, else 1 + the position in the list of
@@ -410,7 +412,7 @@ class Setup:
         """Return the totals of the replicas of both sides before the run."""
         rows = np.zeros(self.all_replicas, dtype=kernel_layout.replica_t)
         rows["series_bin_s"] = _FIRST_SERIES_BIN_S
-        rows["margin"] = first_margin(self.params.max_recompute_share)
+        rows["margin"] = first_margin(self.params.max_recompute_share, self.params.preemption_budget)
         return rows
 
 
@@ -599,6 +601,19 @@ def _check_vllm_rules(deployment: Deployment, policies: Policies) -> None:
         _refuse("async_scheduling", "false", parts | others)
     if scheduler.long_prefill_token_threshold:
         _refuse("long_prefill_token_threshold", "0", parts | victims)
+
+
+def async_refusal(deployment: Deployment) -> str:
+    """Return why the simulator cannot run a deployment with ``async_scheduling``, or "" if it can."""
+    if deployment.kv.groups is not None:
+        return "async_scheduling is not modelled with KV cache groups yet; set hybrid_kv_cache = false to have it"
+    try:
+        ahead = replace(deployment, scheduler=replace(deployment.scheduler, async_scheduling=True))
+        ahead.require_known_settings()
+        _check_vllm_rules(ahead, resolve_policies(ahead.scheduler))
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _refuse(name: str, off: str, parts: dict[str, bool]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
+from lengthwise import _jit
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, LengthwiseError, UnknownNameError
 from lengthwise.schema.records import Records, Rejection, Status
@@ -15,6 +17,9 @@ from lengthwise.schema.workload import Workload
 
 LOG_ROWS = 200_000
 ENGINES = ("kernel", "reference")
+COMPILE_S = 20.0  # CPU seconds of a compilation on a quick core; others take longer for both
+_STEP_S, _TOKEN_S, _REQUEST_S = 7e-5, 2.5e-6, 1e-4
+"""CPU seconds of the reference on the core that compiles in 25 s, fitted to runs of 500 chats at 2 to 60 requests/s."""
 
 
 def simulate(
@@ -37,9 +42,9 @@ def simulate(
             UNFINISHED. A step in flight at the limit counts completely in the sums over steps, and the run lasts until
             the step ends, but no request gets a token from it.
         strict: Raise InputError after the run if even an idle replica could not serve a request.
-        max_log_steps: The kernel returns its logs (``Records.steps``, exact gaps between tokens) only if the run has at
-            most ``max_log_steps`` steps and at most ``2 * max_log_steps`` rows of gaps. A step adds a row for each
-            distinct gap in it.
+        max_log_steps: Logs (``Records.steps``, exact gaps between tokens) are returned only if the run has at most
+            ``max_log_steps`` steps and at most ``2 * max_log_steps`` rows of gaps. A step adds a row for each distinct
+            gap in it.
         engine: "kernel" (compiled) or "reference" (plain Python: the same results, slow).
 
     Raises:
@@ -65,7 +70,7 @@ def simulate(
         from lengthwise.engine.reference import Reference
 
         try:
-            outcome = Reference(setup).run()
+            outcome = Reference(setup).run().with_logs_of_at_most(max_log_steps)
         except LengthwiseError:
             raise
         except Exception as error:
@@ -91,14 +96,15 @@ def ready() -> bool:
     return compiled_ready()
 
 
-_listeners: list[Callable[[], None]] = []
+_listeners: list[Callable[[bool], None]] = []
 
 
 @contextmanager
-def on_compile(listener: Callable[[], None]) -> Iterator[None]:
-    """Call ``listener`` before ``warm_up`` compiles the kernel, while this context is open.
+def on_compile(listener: Callable[[bool], None]) -> Iterator[None]:
+    """Call ``listener`` when ``warm_up`` finds no compiled kernel, while this context is open.
 
-    The compilation takes about half a minute, which a listener can announce.
+    Its argument states whether the reference answers while the kernel is compiled in the background. Otherwise the
+    caller waits for about half a minute.
     """
     _listeners.append(listener)
     try:
@@ -107,13 +113,56 @@ def on_compile(listener: Callable[[], None]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def warm_up() -> None:
-    """Compile the kernel unless it is ready. Call this before several threads or processes simulate."""
+def reference_s(workload: Workload, deployment: Deployment) -> float:
+    """Return about how many seconds the reference takes for a run, or infinity with policies that users define.
+
+    A replica takes steps of at least one decode's time for as long as requests arrive and the last of them decodes.
+    """
+    from lengthwise.engine.step_time import step_time
+
+    sides: list[Any] = [*deployment.replica_groups, *([deployment.decode] if deployment.decode else [])]
+    settings = [*vars(deployment.scheduler).values(), *(value for side in sides for value in vars(side).values())]
+    if not all(getattr(value, "builtin", True) for value in settings):
+        return math.inf
+    output, prompt = workload.output_tokens, int(workload.prompt_tokens.mean())
+    arrival_s = workload.arrival_s[np.isfinite(workload.arrival_s)]
+    tokens, steps = float(output.sum()), 0.0
+    for side in sides:
+        decode_s = step_time(side.cost)(1, prompt, [])
+        in_turn = np.ptp(arrival_s) / decode_s + float(output.max())
+        steps += side.parallel.ranks * in_turn + tokens / max(1, side.limits.max_num_seqs)
+    return _STEP_S * min(tokens, steps) + _TOKEN_S * tokens + _REQUEST_S * len(workload)
+
+
+def warm_up(seconds: Callable[[], float] = lambda: math.inf) -> str:
+    """Return the engine for the next runs, "kernel", or "reference" while the kernel is compiled in the background.
+
+    Call this before several threads or processes simulate. If the kernel is not ready and the reference takes at most
+    COMPILE_S for these runs (``seconds()``, see ``reference_s``), a detached process compiles the kernel for later
+    ones. Otherwise, with LENGTHWISE_COMPILE=wait, and in CI, compile it now. Results are the same to the last bit.
+    """
     if ready():
-        return
+        return "kernel"
+    in_background = seconds() <= COMPILE_S and compile_in_background()
+    for listener in _listeners:
+        listener(in_background)
+    if in_background:
+        return "reference"
+    with _jit.compile_lock(wait=True):
+        if not ready():  # another process has not compiled it in the meantime
+            compile_kernel()
+    return "kernel"
+
+
+def compile_in_background() -> bool:
+    """Let a detached process compile the kernel; return False where ``_jit.compile_detached`` does not start one."""
+    program = "from lengthwise.engine import simulation; simulation.warm_up()"
+    return ready() or _jit.compile_detached(program)
+
+
+def compile_kernel() -> None:
+    """Compile the kernel and the default policies by a run of one request."""
     from lengthwise.engine.deployment_builder import deploy
 
-    for listener in _listeners:
-        listener()
     one = np.ones(1, np.int64)
     simulate(Workload(np.zeros(1), one, one), deploy("opt-125m", "A100-80GB"))

@@ -43,14 +43,14 @@ def write_app_html(
     if manifest is not None:
         context["models"] = [_model_row(plan, k, name, app_metadata, manifest) for k, name in enumerate(names)]
     if plan is not None:
-        context |= _plan_tables(plan, app_metadata)
+        context |= plan_tables(plan, app_metadata)
     write_page(
         path,
         "apps",
-        data=_figures(plan, names, app_metadata),
+        data=figures(plan, names, app_metadata),
         heading=app_metadata.name or "An application",
         metadata=app_metadata.metadata,
-        cards=_cards(plan, app_metadata),
+        cards=cards(plan, app_metadata),
         answers=answers,
         has_run=manifest is not None,
         has_plan=plan is not None,
@@ -65,7 +65,7 @@ def write_app_html(
     )
 
 
-def _cards(plan: AppPlan | None, app_metadata: AppFacts) -> list[tuple[str, str, str]]:
+def cards(plan: AppPlan | None, app_metadata: AppFacts) -> list[tuple[str, str, str]]:
     """Return the numbers of a run and of its plan, as (label, value, interval or note)."""
     cards: list[tuple[str, str, str]] = []
     if (manifest := app_metadata.manifest) is not None:
@@ -134,7 +134,8 @@ def _outcome(
         yield f"Without an answer: {', '.join(unanswered)}."
 
 
-def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
+def plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
+    """Return the rows of a plan's tables as texts: stages, idle GPU time, methods, what-ifs; and its assumptions."""
     stages = []
     for number, stage in enumerate(plan.stages, 1):
         switches = text.slowest_switches(stage)
@@ -241,7 +242,8 @@ Bar = tuple[int, float, float, int, str, str, str]
 """Row, start and end in seconds, model number (-1: none), kind as in AppSpan, label, hover text."""
 
 
-def _figures(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts) -> dict[str, Any]:
+def figures(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts) -> dict[str, Any]:
+    """Return the bars of a Gantt chart for the plan and for the run, in one unit of time."""
     charts: list[tuple[str, list[str], list[Bar], list[float]]] = []
     if plan is not None:
         rows = list(app_metadata.gpus) or [f"GPU {k}" for k in range(1 + max((s.gpu for s in plan.spans), default=0))]

@@ -113,6 +113,11 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "memory": _policy_name(scheduler.memory) + ", reserved by predicted length" * scheduler.reserve,
         "binning": None if scheduler.binning is None else _policy_name(scheduler.binning),
         **({"max_recompute_share": scheduler.max_recompute_share} if scheduler.reserve else {}),
+        **(
+            {"max_preemptions_per_request": budget}
+            if (budget := scheduler.max_preemptions_per_request) < math.inf
+            else {}
+        ),
         "max_wait_s": plain(float(scheduler.max_wait_s)),
         "batch_wait_s": plain(float(scheduler.batch_wait_s)),
         "max_num_seqs": limits.max_num_seqs,

@@ -75,6 +75,7 @@ METADATA = {  # labels of what ran
     "batching": "Batching",
     "memory": "Memory",
     "max_recompute_share": "Recomputation per idle memory",
+    "max_preemptions_per_request": "Preemptions per request, at most",
     "preemption_mode": "Eviction by",
     "router": "Router",
     "preemption": "Preemption policy",

@@ -298,12 +298,13 @@ class Scheduler(PolicyAxes):
     hybrid_kv_cache: bool = True
     # A request is admitted only while the predicted peak of KV tokens fits (``policy.reservation``). A margin adapts
     # until recomputation takes the share ``max_recompute_share`` of the decoding time of idle memory. Replaces SGLang's
-    # own test of memory.
+    # own test of memory. After more preemptions than ``max_preemptions_per_request`` allows, the margin only rises.
     reserve: bool = False
     max_recompute_share: float = 0.2
+    max_preemptions_per_request: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("max_wait_s", "batch_wait_s", "max_recompute_share"):
+        for name in ("max_wait_s", "batch_wait_s", "max_recompute_share", "max_preemptions_per_request"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; it is {getattr(self, name)}")
         if self.reserve:
@@ -588,6 +589,8 @@ class DecodeSide:
     router: Any = "round_robin"
     gpu: GpuSpec | None = None
     node: NodeSpec | None = None
+    # That of the deployment, whose prefill replicas run the drafter over the prompts; with the costs of this side.
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         least = {"max_local_prefill_length": 0, "max_prefill_queue_size": 1}
@@ -603,8 +606,8 @@ class DecodeSide:
 
 
 _UNIFIED = {
-    "batching": "unified", "memory": "paged_by_chunk", "victim": "latest_admitted", "preemption_mode": "recompute",
-    "preemption": "never",
+    "batching": ("unified",), "memory": ("paged_by_chunk", "paged"), "victim": ("latest_admitted",),
+    "preemption_mode": ("recompute",), "preemption": ("never",),
 }  # fmt: skip
 """The policies of vllm_v1 that speculation needs. Rank, router and bins are free."""
 
@@ -726,6 +729,7 @@ class Deployment:
             cost=side.cost,
             kv=side.kv,
             decode=None,
+            speculation=side.speculation,
         )
 
     def require_known_rules(self, workload: Workload) -> None:
@@ -733,6 +737,19 @@ class Deployment:
 
         It is a PolicyError if the scheduler admits by ``max_tokens`` and the workload has none.
         """
+        self.require_known_settings()
+        rules = self.scheduler.engine_rules
+        if workload.max_tokens is None and (self.scheduler.reserves_max_tokens or rules == "sglang"):
+            policy, other = '"sglang"', "another scheduler"
+            if rules == "trtllm":
+                policy, other = '"trtllm" with GUARANTEED_NO_EVICT', 'capacity_scheduler_policy = "MAX_UTILIZATION"'
+            raise PolicyError(
+                f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
+                f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
+            )
+
+    def require_known_settings(self) -> None:
+        """Raise InputError if the simulator does not model this scheduler with these settings."""
         self._require_vllm_rules()
         self._require_rules_of_speculation()
         self.require_like_groups()
@@ -772,14 +789,6 @@ class Deployment:
                     f"(max_batch_size), and with chunks of at least a block: {least}; it is "
                     f"{self.limits.max_num_batched_tokens}. Raise it, or lower max_num_seqs"
                 )
-        if workload.max_tokens is None and (self.scheduler.reserves_max_tokens or rules == "sglang"):
-            policy, other = '"sglang"', "another scheduler"
-            if rules == "trtllm":
-                policy, other = '"trtllm" with GUARANTEED_NO_EVICT', 'capacity_scheduler_policy = "MAX_UTILIZATION"'
-            raise PolicyError(
-                f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
-                f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
-            )
 
     def require_like_groups(self) -> None:
         """Raise InputError if the groups of replicas differ in what one router and one scheduler must share."""
@@ -859,12 +868,18 @@ class Deployment:
     def _require_rules_of_speculation(self) -> None:
         """Raise InputError if the simulator does not model ``speculation`` with the other settings."""
         speculation, scheduler, limits = self.speculation, self.scheduler, self.limits
+        if self.decode is not None and not Speculation.are_alike(speculation, self.decode.speculation):
+            raise InputError(
+                "both sides must have the same speculation, as the prefill side computes the drafter's KV cache of the "
+                f"prompts; the prefill side has {speculation}, the decode side {self.decode.speculation}"
+            )
         if speculation is None:
             return
         others = {} if scheduler.engine_rules else _UNIFIED  # an engine's rules set these themselves
         rules = {name: getattr(getattr(scheduler, name), "name", getattr(scheduler, name)) for name in others}
         parts = {
             **self._rarely_modelled(),
+            "disaggregation": False,
             'prefix_cache "sglang"': limits.enable_prefix_caching and limits.prefix_cache == "sglang",
             "kv_offloading": limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0,
             "async_scheduling": scheduler.async_scheduling,
@@ -872,7 +887,7 @@ class Deployment:
             "reserve": scheduler.reserve,
             "KV cache groups (hybrid_kv_cache)": self.kv.groups is not None,
             "dense attention masks": self.cost.masked_s > 0,
-            **{f"{name} {rules[name]!r}": rules[name] != value for name, value in others.items()},
+            **{f"{name} {rules[name]!r}": rules[name] not in values for name, values in others.items()},
         }
         if names := " or ".join(part for part, is_set in parts.items() if is_set):
             raise InputError(
@@ -880,7 +895,7 @@ class Deployment:
                 "leave speculation out"
             )
         tokens = limits.max_num_seqs * (1 + speculation.num_speculative_tokens)
-        if limits.max_num_batched_tokens < tokens:
+        if self.decode is None and limits.max_num_batched_tokens < tokens:
             raise InputError(
                 "with speculation, max_num_batched_tokens must be at least max_num_seqs x (1 + "
                 f"num_speculative_tokens), {tokens} tokens, so that every sequence can verify its tokens in each step; "

@@ -12,7 +12,7 @@ tokens. The number a has three causes of variation:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,12 @@ class Speculation:
                     f"{k}, tokens; {[first, last, tokens]} does not"
                 )
             end = last
+
+    @staticmethod
+    def are_alike(one: Speculation | None, other: Speculation | None) -> bool:
+        """Return whether two deployments propose and accept the same tokens, maybe at different costs, or none does."""
+        first, second = (chosen and replace(chosen, drafter=Drafter()) for chosen in (one, other))
+        return first == second
 
     @property
     def rates(self) -> tuple[float, ...]:

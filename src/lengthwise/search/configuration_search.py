@@ -164,7 +164,7 @@ def search(
     """
     question = run.bench.question
     evaluated = _explored(run, options.strategy) if options.strategy else _scouted(settings, run, options)
-    ordered = _ordered(_ranked(evaluated, run, options), question)
+    ordered = ordered(_ranked(evaluated, run, options), question)
     names = names_of([c.settings for c in ordered])
     ordered = [replace(choice, name=name) for choice, name in zip(ordered, names, strict=True)]
     ranked = [c for c in ordered if c.status is Status.RANKED]
@@ -321,7 +321,7 @@ def _other_hardware(by_key: Choices, exact: Choices, ranked: list[Choice], quest
     return [c for c in firsts.values() if not better(best, c.objective.value * factor, question)]
 
 
-def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
+def ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
     """Return the choices in order: tied with the best, other ranked ones, scouted, pruned, rejected."""
     statuses = list(Status)
 
@@ -430,7 +430,8 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
             low, high = (best / (by.value or math.nan) * end for end in (by.model_low, by.model_high))
             own[factor] = Shift(limit.metric, limit.bound * factor, name, best, low, high)
         first = ranked[0].objective
-        own[1.0] = Shift(limit.metric, limit.bound, ranked[0].name, first.value, first.model_low, first.model_high)
+        low, high = first.model_low, first.model_high
+        own[1.0] = replace(own[1.0], choice=ranked[0].name, objective=first.value, model_low=low, model_high=high)
         found += monotone(own, question)
     return tuple(found)
 

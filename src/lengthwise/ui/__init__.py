@@ -1,1 +1,1 @@
-"""A planner in the browser, served from this machine: every move of a slider simulates the deployment again."""
+"""A planner in the browser, served from this machine: pages that simulate, search and compare, and a JSON API."""

@@ -10,6 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from lengthwise import catalog, policy, workload
-from lengthwise.config.scenario import Scenario
 from lengthwise.report.binding import bottleneck_of
 from lengthwise.report.json_file import plain
 from lengthwise.report.summary_table import rows
@@ -35,8 +35,10 @@ from lengthwise.ui.page import (
 )
 from lengthwise.ui.work import Task
 from lengthwise.usecases import simulate
+from lengthwise.usecases.requests import workload_by_seed
 from lengthwise.usecases.short_options import scenario_of
 from lengthwise.usecases.simulate import VariantOutcome
+from lengthwise.usecases.variants import build
 
 SHORT = ("model", "gpu", "workload", "rate", "tp")
 SETTINGS = {
@@ -126,28 +128,33 @@ def answer(
     Raises InputError for unknown fields and names and for wrong values. Names of files are not accepted.
     """
     fields = _checked(values)
-    quick = [] if complete else ["run.seeds=1", "run.model_draws=0"]
     paths = {name: files(fields[name]) for name in ("model_file", "trace_file") if fields[name] is not None}
 
-    def scenario(rate: float, extra: list[str]) -> Scenario:
-        short, settings = _inputs(fields, rate, paths)
-        return scenario_of(None, [*settings, *extra], **short)
+    short, settings = _inputs(fields, paths)
 
     def shown(text: str) -> str:
         for path in paths.values():
             text = text.replace(str(path), path.name)
         return text
 
-    chosen = scenario(fields["rate"], quick)
-    outcome = simulate.run(chosen, jobs=1)[0]
-    result = simulate.result_of(outcome)
+    full = scenario_of(None, settings, **short)
+    chosen = full if complete else full.with_run(seeds=1, model_draws=0)
+    variants = build(chosen)
+    outcome = simulate.run(chosen, variants=variants, jobs=1, progress=lambda *_: check())[0]
+    text = full.to_toml()
+    result = simulate.result_of(outcome, text)
     table = {row.metric.key: row for row in rows([result])}
     deployed = outcome.variant.deployment
     points = []
     for factor in CURVE:
         check()
         rate = fields["rate"] * factor
-        curve = outcome if factor == 1 else simulate.run(scenario(rate, [*quick, "run.model_draws=0"]), jobs=1)[0]
+        curve = outcome
+        if factor != 1:
+            key, value = _rate(fields, rate, paths)
+            rated = chosen.updated({"workload": {key: value}, "run": {"model_draws": 0}})
+            same = replace(variants[0], scenario=rated, workload=workload_by_seed(rated))  # on the same deployment
+            curve = simulate.run(rated, variants=[same], jobs=1)[0]
         points.append((rate, curve))
     return {
         "complete": complete,
@@ -158,34 +165,42 @@ def answer(
         "shares": _shares(outcome),
         "bottleneck": plain(bottleneck_of(result)),
         "notes": list(outcome.notes),
-        "command": shown(_command(*_inputs(fields, fields["rate"], paths))),
-        "scenario": shown(scenario(fields["rate"], []).to_toml()),
+        "command": shown(_command(short, settings)),
+        "scenario": shown(text),
     }
 
 
-def _inputs(fields: Mapping[str, Any], rate: float, paths: Mapping[str, Path]) -> tuple[dict[str, Any], list[str]]:
-    """Return the short options and the settings of the command that simulates the fields at a rate."""
-    short = {name: fields[name] for name in SHORT} | {"rate": rate}
+def _inputs(fields: Mapping[str, Any], paths: Mapping[str, Path]) -> tuple[dict[str, Any], list[str]]:
+    """Return the short options and the settings of the command that simulates the fields."""
+    short = {name: fields[name] for name in SHORT}
     settings = [f"{key}={fields[name]}" for name, key in SETTINGS.items()]
+    key, value = _rate(fields, fields["rate"], paths)
     if "model_file" in paths:
         short["model"] = str(paths["model_file"])
     if "trace_file" in paths:
         short["workload"] = str(paths["trace_file"])
-        requests, own_rps = _trace(paths["trace_file"])
-        settings.append(f"workload.num_requests={min(requests, MAX_TRACE_REQUESTS)}")
-        if fields["replay"]:
-            if not math.isfinite(own_rps):
-                raise InputError("the trace has no arrivals to replay: all its requests arrive at once")
-            short["rate"] = None
-            settings.append(f"workload.time_scale={own_rps / rate:.6g}")
-    elif fields["turns"] > 1:
-        settings += [
-            f"workload.sessions.turns={fields['turns']:g}",
-            f"workload.sessions.think_time={fields['think']:g}s",
-            f"workload.session_rate={rate / fields['turns']:.6g}",
-            "engine.enable_prefix_caching=true",
-        ]
+        settings.append(f"workload.num_requests={min(_trace(paths['trace_file'])[0], MAX_TRACE_REQUESTS)}")
+    elif key == "session_rate":
+        settings.append(f"workload.sessions.turns={fields['turns']:g}")
+        settings.append(f"workload.sessions.think_time={fields['think']:g}s")
+        settings.append("engine.enable_prefix_caching=true")
+    if key != "request_rate":
+        settings.append(f"workload.{key}={value:.15g}")
+    if key == "time_scale":
+        short["rate"] = None
     return short, settings
+
+
+def _rate(fields: Mapping[str, Any], rate_rps: float, paths: Mapping[str, Path]) -> tuple[str, float]:
+    """Return the key of [workload] that sets the rate, and its value. Raises InputError if nothing can be replayed."""
+    if "trace_file" not in paths:
+        return ("session_rate", rate_rps / fields["turns"]) if fields["turns"] > 1 else ("request_rate", rate_rps)
+    if not fields["replay"]:
+        return "request_rate", rate_rps
+    own_rps = _trace(paths["trace_file"])[1]
+    if not math.isfinite(own_rps):
+        raise InputError("the trace has no arrivals to replay: all its requests arrive at once")
+    return "time_scale", own_rps / rate_rps
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lengthwise.schema.errors import InputError, MissingExtraError
 from lengthwise.ui import api, plan, schedulers, search
 from lengthwise.ui.page import Outcome, Page, html
-from lengthwise.ui.work import COMPLETE, FIRST, JOB, MAX_FILE_BYTES, CancelledTaskError, Pool, Task
+from lengthwise.ui.work import COMPLETE, FIRST, JOB, MAX_FILE_BYTES, CancelledTaskError, Pool, Session, Task
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 PAGES: tuple[Page, ...] = (plan.PAGE, search.PAGE, schedulers.PAGE)
-"""The pages in the order of the navigation; the first is at /."""
+"""The pages that need nothing of the command line, in the order of the navigation; the first is at /."""
 MAX_BODY_BYTES, MAX_ANSWER_BYTES = 64 * 1024, 16 * 1024 * 1024
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEADERS = {
@@ -34,16 +34,20 @@ HEADERS = {
 }
 
 
-def serve(host: str, port: int, token: str | None, tools: Sequence[api.Tool] = ()) -> None:
-    """Serve the planner until the process is interrupted, and ``tools`` as its JSON API.
+def serve(
+    host: str, port: int, token: str | None, tools: Sequence[api.Tool] = (), pages: Sequence[Page] = PAGES
+) -> None:
+    """Serve ``pages`` until the process is interrupted, and ``tools`` as the JSON API.
 
     Raises MissingExtraError and InputError (a taken port).
     """
     import socket
-
-    application = app(token, host, tools)
     import threading
 
+    from lengthwise import engine
+
+    engine.compile_in_background()  # until it is done, the reference answers
+    application = app(token, host, tools, pages)
     import uvicorn
 
     # The first answer loads the modules and the compiled kernel.
@@ -71,7 +75,9 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
-def app(token: str | None = None, host: str = "127.0.0.1", tools: Sequence[api.Tool] = ()) -> Starlette:
+def app(
+    token: str | None = None, host: str = "127.0.0.1", tools: Sequence[api.Tool] = (), pages: Sequence[Page] = PAGES
+) -> Starlette:
     """Return the web application. With a token, every request needs it, in the query once or in a cookie.
 
     Raises MissingExtraError without the extra ``ui``.
@@ -83,22 +89,22 @@ def app(token: str | None = None, host: str = "127.0.0.1", tools: Sequence[api.T
         from starlette.routing import Route
     except ImportError as error:
         raise MissingExtraError("the planner in the browser", "ui") from error
-    site = _Site(tools)
+    site = _Site(tools, pages)
 
     def route(path: str, handler: Any, method: str = "GET") -> Route:
         return Route(path, partial(_guarded, token=token, handler=handler), methods=[method])
 
     routes = [
-        *(route("/" if at == 0 else f"/{page.name}", partial(site.page, page=page)) for at, page in enumerate(PAGES)),
-        *(route(f"/choices/{page.name}", partial(site.choices, page=page)) for page in PAGES),
+        *(route("/" if at == 0 else f"/{page.name}", partial(site.page, page=page)) for at, page in enumerate(pages)),
+        *(route(f"/choices/{page.name}", partial(site.choices, page=page)) for page in pages),
         *(
             route(f"/answers/{page.name}/{name}", partial(site.answer, function=function), "POST")
-            for page in PAGES
+            for page in pages
             for name, function in page.answers.items()
         ),
         *(
             route(f"/jobs/{page.name}/{name}", partial(site.start, page=page, function=function), "POST")
-            for page in PAGES
+            for page in pages
             for name, function in page.jobs.items()
         ),
         route("/jobs/{id}", site.progress),
@@ -119,9 +125,9 @@ async def _guarded(request: Request, *, token: str | None, handler: Any) -> Resp
     """Answer a request that has the token. An InputError is the text of the answer."""
     from starlette.responses import JSONResponse
 
-    given = request.query_params.get("token")
+    given, cookie = request.query_params.get("token"), _cookie(request, "token")
     if token is not None and not hmac.compare_digest(
-        (given or request.cookies.get("token", "")).encode(), token.encode()
+        (given or request.cookies.get(cookie, "")).encode(), token.encode()
     ):
         return JSONResponse({"error": "open the address with the token that lengthwise ui printed"}, 401, HEADERS)
     try:
@@ -134,8 +140,13 @@ async def _guarded(request: Request, *, token: str | None, handler: Any) -> Resp
     except CancelledTaskError:
         response = JSONResponse({"error": "cancelled, or a newer request of the same tab replaced it"}, 409, HEADERS)
     if token is not None and given is not None:
-        response.set_cookie("token", token, httponly=True, samesite="strict")
+        response.set_cookie(cookie, token, httponly=True, samesite="strict")
     return response
+
+
+def _cookie(request: Request, name: str) -> str:
+    """Return the name of a cookie for this port, because browsers share cookies between the ports of a host."""
+    return f"{name}-{request.url.port or 80}"
 
 
 class _RefusedError(Exception):
@@ -176,20 +187,23 @@ async def _values(request: Request) -> dict[str, Any]:
 class _Site:
     """The handlers of requests, with the pool that runs their tasks."""
 
-    def __init__(self, tools: Sequence[api.Tool]) -> None:
-        self.pool, self.tools = Pool(), tools
+    def __init__(self, tools: Sequence[api.Tool], pages: Sequence[Page]) -> None:
+        self.pool, self.tools, self.pages = Pool(), tools, pages
 
-    def _task(self, request: Request, kind: int, function: Callable[[Task], Any]) -> Task:
-        session = self.pool.session(request.cookies.get("session"))
-        return self.pool.add(Task(session, request.headers.get("x-tab", "")[:64], kind, function))
+    def _session(self, request: Request, *, is_page: bool = False) -> Session:
+        return self.pool.session(request.cookies.get(_cookie(request, "session")), is_page=is_page)
+
+    def _task(self, request: Request, kind: int, function: Callable[[Task], Any], tab: str = "") -> Task:
+        tab = tab or request.headers.get("x-tab", "")[:64]
+        return self.pool.add(Task(self._session(request), tab, kind, function))
 
     async def page(self, request: Request, *, page: Page) -> Response:
         from starlette.responses import HTMLResponse
 
-        text, security_policy = html(page, PAGES)
+        text, security_policy = html(page, self.pages)
         response = HTMLResponse(text, headers=HEADERS | {"content-security-policy": security_policy})
-        session = self.pool.session(request.cookies.get("session"))
-        response.set_cookie("session", session.key, httponly=True, samesite="strict")
+        key = self._session(request, is_page=True).key
+        response.set_cookie(_cookie(request, "session"), key, httponly=True, samesite="strict")
         return response
 
     async def choices(self, _request: Request, *, page: Page) -> Response:
@@ -219,7 +233,7 @@ class _Site:
         """Return the progress of a job, or its result. Raises what the job raised."""
         from starlette.responses import JSONResponse, Response
 
-        task = self.pool.session(request.cookies.get("session")).job(request.path_params["id"])
+        task = self._session(request).job(request.path_params["id"])
         if task.future.done():
             return Response(task.future.result()[2], 200, HEADERS, "application/json")
         step, done, of = task.progress
@@ -228,7 +242,7 @@ class _Site:
     async def cancel(self, request: Request) -> Response:
         from starlette.responses import Response
 
-        task = self.pool.session(request.cookies.get("session")).job(request.path_params["id"])
+        task = self._session(request).job(request.path_params["id"])
         self.pool.cancel(task)
         return Response(status_code=204, headers=HEADERS)
 
@@ -237,15 +251,14 @@ class _Site:
         from starlette.responses import Response
 
         values = await _values(request)
-        job = self.pool.session(request.cookies.get("session")).job(request.path_params["id"])
+        job = self._session(request).job(request.path_params["id"])
         if not job.future.done():
             raise InputError("the job must end before its files can be made")
         page, outcome, _ = job.future.result()
         make = page.downloads.get(request.path_params["download"])
         if make is None or page.name != request.path_params["page"]:
             raise _RefusedError("the page has no such file", 404)
-        task = self._task(request, COMPLETE, lambda _: make(outcome, values))
-        task.tab = ""  # it replaces no answer
+        task = self._task(request, COMPLETE, lambda _: make(outcome, values), tab=secrets.token_hex(8))
         found = await asyncio.wrap_future(task.future)
         headers = HEADERS | {"content-disposition": f'attachment; filename="{found.name}"'}
         return Response(found.content, 200, headers, found.media_type)
@@ -254,7 +267,7 @@ class _Site:
         from starlette.responses import JSONResponse
 
         content = await _body(request, "application/octet-stream", MAX_FILE_BYTES)
-        session = self.pool.session(request.cookies.get("session"))
+        session = self._session(request)
         name = request.query_params.get("name", "file")
         return JSONResponse({"file": session.store(name, content), "name": name, "bytes": len(content)}, 201, HEADERS)
 
@@ -293,6 +306,7 @@ async def _answered(request: Request, pool: Pool, task: Task) -> Response:
             pass
 
     result, leaves = asyncio.wrap_future(task.future), asyncio.ensure_future(left())
+    result.add_done_callback(lambda found: found.exception())  # else asyncio prints it if the client left
     await asyncio.wait({result, leaves}, return_when=asyncio.FIRST_COMPLETED)
     if not result.done():
         pool.cancel(task)

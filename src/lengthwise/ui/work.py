@@ -80,7 +80,7 @@ class Session:
     def job(self, identity: str) -> Task:
         """Return a job of this session. Raises InputError for others."""
         if (found := self.jobs.get(identity)) is None:
-            raise InputError("this browser has no such job, or it was dropped for newer ones; start it again")
+            raise InputError("this browser has no such job (any more); reload the page and start it again")
         return found
 
     def store(self, name: str, content: bytes) -> str:
@@ -101,7 +101,7 @@ class Session:
     def file(self, identity: Any) -> Path:
         """Return the path of an uploaded file. Raises InputError for others."""
         if not isinstance(identity, str) or (found := self.files.get(identity)) is None:
-            raise InputError("this browser has no such file, or it was dropped for newer ones; upload it again")
+            raise InputError("this browser has no such file (any more); reload the page and upload it again")
         return found
 
 
@@ -119,10 +119,15 @@ class Pool:
         for _ in range(self._count):
             threading.Thread(target=self._work, daemon=True).start()
 
-    def session(self, key: str | None) -> Session:
-        """Return the session with this key, or a new one. Beyond MAX_SESSIONS the one unused for longest ends."""
+    def session(self, key: str | None, *, is_page: bool = True) -> Session:
+        """Return the session with this key, or a new one, which only a page stores: a call of the API needs no other.
+
+        Beyond MAX_SESSIONS the one unused for longest ends.
+        """
         with self._changed:
             found = self._sessions.get(key or "") or Session()
+            if found.key not in self._sessions and not is_page:
+                return found
             self._sessions[found.key] = found
             self._sessions.move_to_end(found.key)
             while len(self._sessions) > MAX_SESSIONS:

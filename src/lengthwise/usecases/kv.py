@@ -294,12 +294,12 @@ def study(
     _require_positive(memory_gb, prices.sources)
     require_prefixes(variant.workload(run.seed))
     seeds = range(run.seed, run.seed + (run.seeds if variant.is_random else 1))
-    engine.warm_up()
     total, done = len(seeds) * (SIMULATIONS if in_groups else 1), itertools.count()
+    by = engine.warm_up(lambda: total * engine.reference_s(variant.workload(run.seed), deployed))
 
     def simulated(workload: Workload, seed: int, made: Deployment) -> Records:
         progress(min(next(done), total - 1), total)
-        return engine.simulate(workload, made, seed=seed, time_limit_s=run.time_limit_s, max_log_steps=0)
+        return engine.simulate(workload, made, seed=seed, time_limit_s=run.time_limit_s, max_log_steps=0, engine=by)
 
     hierarchies, hours, cached, waits_s, jcts_s = [], [], [], [], []
     pools: list[Hits] = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lengthwise.config.scenario import Override, Scenario, load, loads
 from lengthwise.schema.errors import InputError
@@ -94,6 +95,29 @@ def limits(given: list[str] | None) -> list[Override]:
             raise InputError(f"--limit takes METRIC=BOUND, such as ttft.p90=2s; it is {text!r}")
         pairs.append(f"{json.dumps(metric)} = {toml_value(bound)}")
     return [("--limit", f"search.limits={{ {', '.join(pairs)} }}")] if given else []
+
+
+def assignments(settings: Mapping[str, Any] | None) -> list[str]:
+    """Return settings by key as for ``--set``; a text is a value of TOML or a bare word, as there."""
+    return [f"{key}={value if isinstance(value, str) else _toml(value)}" for key, value in (settings or {}).items()]
+
+
+def _toml(value: Any) -> str:
+    """Return a value of JSON as TOML in one line."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{json.dumps(key)} = {_toml(one)}' for key, one in value.items())} }}"
+    return f"[{', '.join(map(_toml, value))}]" if isinstance(value, list | tuple) else json.dumps(value)
+
+
+def columns(given: list[str] | None) -> list[Override]:
+    """Return the setting of ``--column``, [] without it. Raises InputError for a text that is not NAME=COLUMN."""
+    pairs = []
+    for text in given or ():
+        name, equals, column = (part.strip() for part in text.partition("="))
+        if not (name and equals and column):
+            raise InputError(f"--column takes NAME=COLUMN, such as prompt_tokens=input_len; it is {text!r}")
+        pairs.append(f"{json.dumps(name)} = {json.dumps(column)}")
+    return [("--column", f"workload.columns={{ {', '.join(pairs)} }}")] if given else []
 
 
 def toml_value(text: str) -> str:

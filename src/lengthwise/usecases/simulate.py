@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import call
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from lengthwise.schema.errors import error_note
 from lengthwise.schema.metric_names import metric_of, quantity
 from lengthwise.schema.records import SIMULATED, Records, RunResult, Status, shape_facts
 from lengthwise.schema.workload import Workload
-from lengthwise.search.workers import available_cpus, threads
+from lengthwise.search.workers import available_cpus, processes, threads
 from lengthwise.usecases.variants import Variant, build, engine_note, unchecked_tables_note
 
 BUSY_FRONT = 0.7  # utilization of the front end above which its queue grows fast
@@ -103,14 +102,14 @@ class VariantOutcome:
         return tuple(note for note in notes if note)
 
 
-def result_of(outcome: VariantOutcome) -> Result:
-    """Return an outcome in the form that reports take."""
+def result_of(outcome: VariantOutcome, scenario_text: str | None = None) -> Result:
+    """Return an outcome in the form that reports take. A ``scenario_text`` that is given is not written again."""
     return Result(
         name=outcome.variant.name,
         summary=outcome.summary,
         records=outcome.records,
         deployment=outcome.variant.deployment,
-        scenario_text=outcome.variant.scenario.to_toml(),
+        scenario_text=outcome.variant.scenario.to_toml() if scenario_text is None else scenario_text,
         summaries=outcome.summaries,
         notes=outcome.notes,
         extrapolations=outcome.extrapolations,
@@ -261,6 +260,7 @@ def run(
     jobs: int | None = None,
     progress: Progress = lambda *_: None,
     log_steps: bool = False,
+    in_processes: bool = False,
 ) -> list[VariantOutcome]:
     """Return the outcome of every variant of a scenario, each simulated with every seed.
 
@@ -273,19 +273,17 @@ def run(
         scenario: The scenario, or its file.
         variants: The result of ``build`` for this scenario. If None, the variants are built here.
         jobs: Runs at a time, by default one for each CPU that this process may use.
+        in_processes: Whether runs may use processes (``search.processes``) while the kernel is not compiled.
     """
     requested = scenario if isinstance(scenario, Scenario) else load(scenario)
     built = list(build(requested) if variants is None else variants)
     first_seed, count = requested.run.seed, requested.run.seeds if any(one.is_random for one in built) else 1
     seeds = range(first_seed, first_seed + count)
     logs = {"max_log_steps": MAX_LOGGED_STEPS} if log_steps else {}
-    by_seed = [partial(_simulated, one, seed, with_records=seed == seeds[0], **logs) for seed in seeds for one in built]
+    by_seed = [_Task(one, seed, with_records=seed == seeds[0], logs=logs) for seed in seeds for one in built]
     perturbed_tasks = [_perturbed_tasks(one, seeds[0]) for one in built]
-    tasks: list[Callable[[], _Run]] = [
-        *by_seed,
-        *(task for tasks_of_variant in perturbed_tasks for task in tasks_of_variant),
-    ]
-    runs = _in_threads(tasks, jobs or available_cpus(), progress)
+    tasks = [*by_seed, *(task for tasks_of_variant in perturbed_tasks for task in tasks_of_variant)]
+    runs = _run_all(tasks, min(jobs or available_cpus(), len(tasks)), progress, split=in_processes)
     remaining = iter(runs[len(by_seed) :])
     outcomes = []
     for number, (variant, tasks_of_variant) in enumerate(zip(built, perturbed_tasks, strict=True)):
@@ -306,35 +304,60 @@ def run(
     return outcomes
 
 
-def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
+def _perturbed_tasks(variant: Variant, seed: int) -> list[_Task]:
     draws = variant.scenario.run.model_draws
     if draws == 0 or not any(one.cost.evidence.errors for one in variant.deployment.replica_groups):
         return []
     if draws is None and len(variant.workload(seed)) > model_error.MAX_REPEATED_REQUESTS:
         return []
     perturbed = model_error.perturbed_deployments(variant.deployment, draws or model_error.DRAWS)
-    return [partial(_simulated, replace(variant, deployment=one), seed) for one in perturbed]
+    return [_Task(replace(variant, deployment=one), seed) for one in perturbed]
 
 
-def _simulated(variant: Variant, seed: int, *, with_records: bool = False, **logs: Any) -> _Run:
-    """Simulate one seed. Records are only returned if requested, because records of many seeds fill the memory."""
-    settings = variant.scenario.run
+@dataclass(frozen=True)
+class _Task:
+    """A run of one seed. Records are only returned if requested, because records of many seeds fill the memory."""
+
+    variant: Variant
+    seed: int
+    with_records: bool = False
+    logs: Mapping[str, int] = field(default_factory=dict)
+
+    def sendable(self) -> _Task:
+        """Return a copy for another process, with its requests instead of the function that draws them."""
+        drawn = self.variant.workload(self.seed)
+        return replace(self, variant=replace(self.variant, workload=partial(_drawn, drawn)))
+
+    def reference_s(self) -> float:
+        return engine.reference_s(self.variant.workload(self.seed), self.variant.deployment)
+
+
+def _drawn(workload: Workload, _seed: int) -> Workload:
+    return workload
+
+
+def _simulated(task: _Task, by: str = "kernel") -> _Run:
+    """Simulate by the kernel, or by the reference until the kernel is compiled."""
+    variant, seed, settings = task.variant, task.seed, task.variant.scenario.run
     with error_note(f"in the run of {variant.name!r} with seed {seed}"), engine_note(variant.scenario):
         workload = variant.workload(seed)
-        records = engine.simulate(
-            workload, variant.deployment, seed=seed, time_limit_s=settings.time_limit_s, strict=settings.strict, **logs
-        )
+        options: dict[str, Any] = {"time_limit_s": settings.time_limit_s, "strict": settings.strict, **task.logs}
+        options["engine"] = "kernel" if engine.ready() else by
+        records = engine.simulate(workload, variant.deployment, seed=seed, **options)
         slo = slo_of(variant.scenario)
         summary = metrics.summarize(records, variant.deployment, workload=workload, slo=slo, warmup_s=settings.warmup_s)
-    return records if with_records else None, summary, metrics.beyond_reach(records, variant.deployment)
+    return records if task.with_records else None, summary, metrics.beyond_reach(records, variant.deployment)
 
 
-def _in_threads(tasks: Sequence[Callable[[], _Run]], jobs: int, progress: Progress) -> list[_Run]:
+def _run_all(tasks: Sequence[_Task], jobs: int, progress: Progress, *, split: bool) -> list[_Run]:
     progress(0, len(tasks))
-    engine.warm_up()  # otherwise all threads would wait for the first to compile it
+    # Otherwise all threads would wait for the first to compile the kernel.
+    by = engine.warm_up(lambda: sum(task.reference_s() for task in tasks) / (jobs if split else 1))
     results: dict[int, _Run] = {}
-    with threads(jobs) as workers:
-        for number, result in workers.run(tasks, call):
+    split = split and jobs > 1 and by == "reference"
+    with processes(jobs) if split else threads(jobs) as workers:
+        sent = [task.sendable() for task in tasks] if split else tasks
+        for number, result in workers.run(sent, partial(_simulated, by=by)):
             results[number] = result
             progress(len(results), len(tasks))
     return [results[number] for number in range(len(tasks))]

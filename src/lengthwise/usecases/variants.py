@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lengthwise import catalog, cost, engine, policy, theory
 from lengthwise.config.files import python_object, resolved
 from lengthwise.config.scenario import Scenario
-from lengthwise.config.sections import DecodeSection
+from lengthwise.config.sections import ENGINES, DecodeSection
 from lengthwise.policy.contracts import PREFIX_ARGUMENTS
 from lengthwise.schema.deployment import (
     Deployment,
@@ -202,6 +202,8 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     _require_own_tables(scenario, deployed)
     if section.decode_side is not None:
         deployed = _disaggregated(deployed, section.decode_side, scenario)
+    if overlaps_by_engine(scenario) and not overlap_refusal(deployed):
+        deployed = replace(deployed, scheduler=replace(deployed.scheduler, async_scheduling=True))
     sides = (deployed.scheduler, deployed.decode)
     routers = [policy.resolve("router", side.router) for side in sides if side is not None]
     if any(router.uses(*PREFIX_ARGUMENTS) for router in routers):
@@ -231,7 +233,22 @@ def _mixed(scenario: Scenario, sharing: Sharing | None) -> Deployment:
     for number, group in enumerate(scenario.deployment.groups):
         with error_note(f"{_IN_GROUP}.{number}"):
             groups.append(deployment(scenario.updated(group.overrides), sharing))
+    if overlaps_by_engine(scenario) and any(map(overlap_refusal, groups)):
+        groups = [replace(one, scheduler=replace(one.scheduler, async_scheduling=False)) for one in groups]
     return replace(engine.mix(groups), name=scenario.name)
+
+
+def overlaps_by_engine(scenario: Scenario) -> bool:
+    """Return whether the steps overlap where the simulator models it, as by default in the scenario's engine."""
+    own = scenario.engine.name is not None and ENGINES[scenario.engine.name].async_scheduling
+    return own and scenario.scheduler.async_scheduling is None
+
+
+def overlap_refusal(deployed: Deployment) -> str:
+    """Return why the steps of a named engine's deployment do not overlap, or "" if they do."""
+    if deployed.gpu.is_cpu and not deployed.scheduler.engine_rules:
+        return "vLLM forms them in turn on a CPU"
+    return engine.async_refusal(deployed)
 
 
 def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenario) -> Deployment:
@@ -260,6 +277,7 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
             cost=own.cost_source,
             host=scenario.deployment.host_overhead,
             memory_planner=scenario.deployment.memory_planner,
+            speculation=speculation(scenario),
         )
         _require_own_tables(own, decode)
     # A router of the decode side may choose any of its replicas: the link is that of all GPUs, and not of one pair.
@@ -331,8 +349,9 @@ def scheduler(scenario: Scenario) -> Scheduler:
                 )
             own[name] = settings(**own[name])
     chosen = replace(base, **own)
-    if section.max_recompute_share is not None and not chosen.reserve:
-        raise InputError("max_recompute_share needs reserve = true; set it, or leave max_recompute_share out")
+    for name in ("max_recompute_share", "max_preemptions_per_request"):
+        if getattr(section, name) is not None and not chosen.reserve:
+            raise InputError(f"{name} needs reserve = true; set it, or leave {name} out")
     return replace(chosen, binning=_binning(chosen.binning, scenario))
 
 

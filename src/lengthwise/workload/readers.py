@@ -8,7 +8,7 @@ import io
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from math import isfinite
@@ -30,7 +30,17 @@ from lengthwise.workload.session_rows import (
     read_journal,
     read_otel,
 )
-from lengthwise.workload.trace_rows import FORMATS, HASHED_TOKENS, Source, Trace, hash_fault, line_of, read_rows
+from lengthwise.workload.trace_rows import (
+    FORMATS,
+    HASHED_TOKENS,
+    RowFormat,
+    Source,
+    Trace,
+    hash_fault,
+    line_of,
+    read_rows,
+    with_columns,
+)
 from lengthwise.workload.writers import may_be_workload, read_parquet
 
 READABLE = (*FORMATS, "journal", "otel", "parquet", "servegen", "sharegpt", "sharegpt_turns")
@@ -51,7 +61,7 @@ def _likeness(required: list[str], columns: list[str]) -> float:
 
 def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     path: Path | str,
-    format: str | None = None,  # noqa: A002 - the word users look for
+    format: str | Mapping[str, str] | None = None,  # noqa: A002 - the word users look for
     *,
     time_scale: float = 1.0,
     max_requests: int | None = None,
@@ -91,6 +101,9 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
 
     Args:
         path: The file; for ServeGen its folder, or one of its two files.
+        format: Name of the format, or for a CSV file of another one its columns by our names: prompt_tokens,
+            output_tokens, arrival_s (arrival_ms, arrival_date), tenant, priority, max_tokens, ignore_eos, session,
+            turn.
         time_scale: Factor on the arrivals; 0.5 doubles the rate. Delays after other requests do not change.
         sort: Whether to sort unordered requests by arrival (stable) instead of raising an error.
         count_tokens: For ShareGPT: counts the tokens of a text; None: ``schema.workload.estimated_tokens``.
@@ -101,11 +114,14 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
         raise InputError(f"time_scale must be a finite number above 0; it is {time_scale}")
     if max_requests is not None and max_requests < 1:
         raise InputError(f"max_requests must be at least 1; it is {max_requests}")
-    if format is not None and format not in READABLE:
+    if isinstance(format, str) and format not in READABLE:
         raise UnknownNameError("trace format", format, READABLE)
     if path.is_dir() or format == "servegen":
         return _to_workload(path, read_servegen(path, window_s, seed), time_scale, max_requests)
     source = Source.load(path)
+    if isinstance(format, Mapping):
+        source, form = with_columns(source, format)
+        return _to_workload(path, _in_order(source, form, read_rows(source, form), sort=sort), time_scale, max_requests)
     # A damaged Parquet file is undetected, but its reader reports the fault.
     detected = format or _detect(source) or ("parquet" if _is_parquet(source) else None)
     if detected is None:
@@ -131,13 +147,17 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     else:
         trace = read_rows(source, FORMATS[detected])
         _check_block_ids(source, detected, trace)
-        descents = np.flatnonzero(np.diff(trace.arrival_s) < 0)
-        if len(descents) and not sort:
-            line = line_of(source, FORMATS[detected], int(descents[0]) + 1)
-            raise source.fault(line, "arrives before the row above it; order the rows, or pass sort=True")
-        if len(descents):
-            trace = trace.take(np.argsort(trace.arrival_s, kind="stable"))
+        trace = _in_order(source, FORMATS[detected], trace, sort=sort)
     return _to_workload(path, trace, time_scale, max_requests)
+
+
+def _in_order(source: Source, form: RowFormat, trace: Trace, *, sort: bool) -> Trace:
+    """Return the trace in order of arrival. Raises TraceError if it is not and must not be sorted."""
+    descents = np.flatnonzero(np.diff(trace.arrival_s) < 0)
+    if len(descents) and not sort:
+        line = line_of(source, form, int(descents[0]) + 1)
+        raise source.fault(line, "arrives before the row above it; order the rows, or pass sort=True")
+    return trace.take(np.argsort(trace.arrival_s, kind="stable")) if len(descents) else trace
 
 
 def detect(path: Path | str) -> str | None:

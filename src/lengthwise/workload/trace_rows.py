@@ -21,7 +21,7 @@ import numpy.typing as npt
 import polars as pl
 from polars.exceptions import PolarsError
 
-from lengthwise.schema.errors import TraceError
+from lengthwise.schema.errors import TraceError, UnknownNameError
 from lengthwise.schema.workload import MAX_TENANTS, UNCAPPED
 
 Floats = npt.NDArray[np.float64]
@@ -254,6 +254,41 @@ FORMATS = {
         RowFormat("llmservingsim", "jsonl", "arrival_time_ns", 1e-9, "input_toks", "output_toks"),
     )
 }  # fmt: skip
+
+
+_ARRIVALS = {"arrival_s": 1.0, "arrival_ms": 1e-3, "arrival_date": None}
+COLUMNS = ("prompt_tokens", "output_tokens", *_ARRIVALS, *FORMATS["vidur"].extra)
+"""Our names for columns of a CSV file; a date may also be in .NET ticks."""
+
+
+def with_columns(source: Source, columns: Mapping[str, str]) -> tuple[Source, RowFormat]:
+    """Return a CSV file whose header has our names, and its format. ``columns`` maps our names (COLUMNS) to the file's.
+
+    Raises UnknownNameError for another name, and TraceError if the file is no CSV or lacks a column, if the prompt or
+    output tokens have no column, or if an arrival or a column of the file has two names.
+    """
+    if unknown := sorted(set(columns) - {*COLUMNS}):
+        raise UnknownNameError("column", unknown[0], COLUMNS)
+    header = [] if source.data.lstrip()[:1] in (b"{", b"[") or source.data[:4] == b"PAR1" else source.header
+    arrivals = [name for name in _ARRIVALS if name in columns]
+    if lacks := [name for name in columns.values() if name not in header]:
+        shown = f"the columns {', '.join(header[:12])[:200]}" if header else "no header of a CSV file"
+        raise source.fault(1, f"must have the column {lacks[0]!r}, which columns name; it has {shown}")
+    if lacks := [name for name in COLUMNS[:2] if name not in columns]:
+        names = ", ".join(header[:12])[:200]
+        raise source.fault(None, f"columns must name that of {lacks[0]}: {lacks[0]}=NAME, where NAME is one of {names}")
+    if len(arrivals) > 1 or len(set(columns.values())) < len(columns):
+        raise source.fault(None, f"columns must give each column one name, and arrivals one column; they are {columns}")
+    named = {column: name for name, column in columns.items()}
+    new = [named.get(column, f"{column} (unused)" if column in columns else column) for column in header]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(new)
+    arrival, rest = arrivals[0] if arrivals else "arrival_s", source.data.partition(b"\n")[2]
+    (prompt, output), extra = COLUMNS[:2], FORMATS["vidur"].extra
+    form = RowFormat(
+        "columns", "csv", arrival, _ARRIVALS[arrival], prompt, output, extra, not arrivals, drops_empty=True
+    )
+    return Source(source.path, line.getvalue().encode() + rest), form
 
 
 def read_rows(source: Source, form: RowFormat) -> Trace:

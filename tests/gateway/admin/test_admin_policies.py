@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from admin_worlds import World
 
-from lengthwise.gateway.admin.state import MIN_INTERVAL_REQUESTS, Policies, change_against_fcfs, measured, simulated
+from lengthwise.gateway.admin.state import (
+    MAX_TENANTS,
+    MIN_INTERVAL_REQUESTS,
+    Policies,
+    change_against_fcfs,
+    measured,
+    simulated,
+    times,
+)
 from lengthwise.gateway.observe import Change, Gain, OrderGain, OrderTimes, RecentRows, as_json, gain, of_rows
 from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.telemetry import Row
@@ -46,6 +56,15 @@ def test_numbers_are_those_of_the_requests_themselves() -> None:
         assert served[name][0][0] == pytest.approx(np.mean(values))
         assert [one[0] for one in served[name][1:]] == pytest.approx([values[350], values[630], values[693]])
         assert all(low <= value <= high for value, low, high in served[name])
+
+
+def test_the_tenants_with_most_requests_have_times_of_their_own() -> None:
+    made = [replace(row(number, 1.0 + number), tenant=f"t{int(number**0.5)}") for number in range(200)]
+    groups = {one["name"]: one["count"] for one in times(made) if one["name"].startswith("tenant")}
+    assert len(groups) == MAX_TENANTS
+    assert groups["tenant t13"] == 27  # of 2 k + 1 requests for each k up to 13
+    assert min(groups.values()) == 13  # t6; t14 has 4
+    assert not any(one["name"].startswith("tenant") for one in times(made[:1]))
 
 
 def test_intervals_contain_the_truth_about_as_often_as_stated() -> None:

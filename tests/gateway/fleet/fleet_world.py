@@ -90,6 +90,7 @@ def sockets() -> int:
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs it; afterwards no task and no socket may be left."""
     gc.collect()
+    gc.freeze()  # or each test would look through all that tests before it left behind, for a second
     before = sockets()
 
     async def watched() -> None:

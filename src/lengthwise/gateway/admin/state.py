@@ -76,18 +76,24 @@ class Recent:
 
 
 QUANTILES = (0.5, 0.9, 0.99)
-MAX_POINTS = 400
+MAX_POINTS, MAX_TENANTS = 400, 8
 CALIBRATION_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 MIN_SAMPLES = 8  # quartiles of fewer values are not shown
 
 
 def times(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return JCT, TTFT and queueing times of finished requests: all, by class, and by quartile of predicted lengths."""
+    """Return JCT, TTFT and queueing times of finished requests.
+
+    The groups are all requests, classes, the tenants with most requests, and quartiles of predicted lengths.
+    """
     finished = [row for row in rows if row.outcome == Outcome.FINISHED]
     groups = [("all", finished)]
     classes = sorted({row.priority for row in finished})
     if len(classes) > 1:
         groups += [(f"class {p}", [row for row in finished if row.priority == p]) for p in classes]
+    tenants = Counter(row.tenant for row in finished).most_common(MAX_TENANTS)
+    if len(tenants) > 1:
+        groups += [(f"tenant {name}", [row for row in finished if row.tenant == name]) for name, _ in tenants]
     predicted = np.array([row.predicted_tokens for row in finished])
     if len(predicted) >= MIN_SAMPLES and np.ptp(predicted) > 0:
         edges = np.unique(np.quantile(predicted, (0.25, 0.5, 0.75)))

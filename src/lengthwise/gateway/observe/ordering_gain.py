@@ -204,10 +204,18 @@ _MAX_STABILIZED = 0.98
 _VIRTUAL_TOKENS = 60_000  # output tokens of the last requests that a VirtualGateway serves, at about 50,000 a second
 
 
-def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 0) -> Gain:
+def gain(
+    trace: Trace,
+    order: Order = ORDER,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Gain:
     """Estimate the gain of every order in ORDERS on the last MAX_REQUESTS requests of a trace.
 
-    The confidence intervals come from ``draws`` bootstrap samples, which follow from ``seed``.
+    The confidence intervals come from ``draws`` bootstrap samples, which follow from ``seed``; ``progress`` gets the
+    number of finished ones, and ``draws``.
     """
     trace = trace.take(np.arange(max(0, len(trace) - MAX_REQUESTS), len(trace)))
     if len(trace) < MIN_REQUESTS:
@@ -220,7 +228,10 @@ def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 
     replayed = [{name: replay(pool.workload, pool.service, name, order) for name in ORDERS} for pool in pools]
     ratios = _ratios(replayed)
     rng = np.random.default_rng(seed)
-    drawn = [_ratios([pool.draw(rng, order) for pool in pools]) for _ in range(draws)]
+    drawn = []
+    for at in range(draws):
+        progress(at, draws)
+        drawn.append(_ratios([pool.draw(rng, order) for pool in pools]))
 
     def change(*key: str) -> Change:
         return _change(ratios[key], [draw[key] for draw in drawn])
@@ -387,9 +398,44 @@ _LABELS = {
 }
 
 
-def report(path: Path | str, order: Order = ORDER, *, draws: int = DRAWS) -> Gain:
+def report(
+    path: Path | str,
+    order: Order = ORDER,
+    *,
+    draws: int = DRAWS,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Gain:
     """Estimate the gain on the traffic of a journal. Raises InputError if the file is no readable journal."""
-    return gain(of_journal(path), order, draws=draws)
+    return gain(of_journal(path), order, draws=draws, progress=progress)
+
+
+def times_table(gain: Gain) -> list[tuple[str, float | None, Change | None, float | None, Change | None]]:
+    """Return rows (label, mean JCT, its change, P99 JCT, its change), or [] if there is no estimate."""
+    if not gain.orders:
+        return []
+    rows: list[tuple[str, float | None, Change | None, float | None, Change | None]] = [
+        ("observed", gain.observed_jct_s, None, None, None),
+        ("fcfs (simulated)", gain.fcfs_jct_s, None, gain.fcfs_p99_jct_s, None),
+    ]
+    for order in gain.orders:
+        if order.fcfs_s is not None:
+            rows.append(("fcfs (of the last requests)", order.fcfs_s[0], None, order.fcfs_s[1], None))
+        rows.append((_LABELS[order.name], order.mean_jct_s, order.mean, order.p99_jct_s, order.p99))
+    return [*rows, ("isrtf against srtf", None, gain.preemption_effect, None, None)]
+
+
+def service_lines(gain: Gain) -> list[str]:
+    """Return a line for each pool of fitted engines: the time of a step, and the concurrency limit."""
+    lines = []
+    for service in gain.services:
+        limit = "not reached" if service.max_num_seqs is None else f"{service.max_num_seqs} sequences"
+        step = f"{1e3 * service.step_s:.3g} ms + {1e3 * service.seq_s:.3g} ms per sequence"
+        prompt = f"{1e3 * service.prompt_s:.3g} ms per prompt token"
+        lines.append(
+            f"{service.engines} engine(s): a step takes {step} + {prompt} (median error {100 * service.error:.0f} %); "
+            f"concurrency limit: {limit}"
+        )
+    return lines
 
 
 def text_report(gain: Gain) -> str:
@@ -399,27 +445,12 @@ def text_report(gain: Gain) -> str:
     if not gain.orders:
         return "\n".join(lines)
     lines.append(f"{100 * gain.waited_share:.1f} % of all time from arrival to finish was waiting for a slot")
-    for service in gain.services:
-        limit = "not reached" if service.max_num_seqs is None else f"{service.max_num_seqs} sequences"
-        step = f"{1e3 * service.step_s:.3g} ms + {1e3 * service.seq_s:.3g} ms per sequence"
-        prompt = f"{1e3 * service.prompt_s:.3g} ms per prompt token"
-        lines.append(
-            f"{service.engines} engine(s): a step takes {step} + {prompt} (median error {100 * service.error:.0f} %); "
-            f"concurrency limit: {limit}"
-        )
-    lines += ["", f"{'':34}{'mean JCT':>10}  {'change':<30}{'P99 JCT':>10}  change"]
-    lines.append(f"{'observed':34}{gain.observed_jct_s:>8.3f} s")
-    lines.append(f"{'fcfs (simulated)':34}{gain.fcfs_jct_s:>8.3f} s  {'':<30}{gain.fcfs_p99_jct_s:>8.3f} s")
-    for order in gain.orders:
-        if order.fcfs_s is not None:
-            mean_s, p99_s = order.fcfs_s
-            lines.append(f"{'fcfs (of the last requests)':34}{mean_s:>8.3f} s  {'':<30}{p99_s:>8.3f} s")
-        lines.append(
-            f"{_LABELS[order.name]:34}{order.mean_jct_s:>8.3f} s  {format_change(order.mean):<30}"
-            f"{order.p99_jct_s:>8.3f} s  {format_change(order.p99)}"
-        )
-    lines += [f"{'isrtf against srtf':34}{'':>10}  {format_change(gain.preemption_effect)}", ""]
-    return "\n".join([*lines, f"Intervals: {100 * gain.level:g} % each, by a block bootstrap of this traffic."])
+    lines += [*service_lines(gain), "", f"{'':34}{'mean JCT':>10}  {'change':<30}{'P99 JCT':>10}  change"]
+    for label, mean_s, mean, p99_s, p99 in times_table(gain):
+        seconds = ["" if value is None else f"{value:.3f} s" for value in (mean_s, p99_s)]
+        changes = ["" if change is None else format_change(change) for change in (mean, p99)]
+        lines.append(f"{label:34}{seconds[0]:>10}  {changes[0]:<30}{seconds[1]:>10}  {changes[1]}".rstrip())
+    return "\n".join([*lines, "", f"Intervals: {100 * gain.level:g} % each, by a block bootstrap of this traffic."])
 
 
 def format_change(change: Change) -> str:

@@ -46,7 +46,7 @@ class Entry:
 class Registry:
     """Scheduling state of all requests in an engine, which determines the order of its queue.
 
-    ``num_unhinted`` counts the requests without a valid hint, and ``error`` describes the last error.
+    ``arrivals`` counts the requests, ``num_unhinted`` those without a valid hint; ``error`` describes the last error.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
@@ -55,7 +55,7 @@ class Registry:
         self._rank = interpreted(self._policy)
         self._entries: dict[str, Entry] = {}
         self._overdue_times: list[tuple[float, int, Entry]] = []
-        self._arrivals = self._admissions = self._preemptions = 0
+        self.arrivals = self._admissions = self._preemptions = 0
         self._changed, self._pending, self._merges = True, dict[str, Entry](), 0
         self.num_unhinted, self.error = 0, ""
 
@@ -74,8 +74,8 @@ class Registry:
         hint = hint_of(extra_args, request.max_tokens, self.settings.prior_tokens)
         if hint.error:
             self.num_unhinted, self.error = self.num_unhinted + 1, hint.error
-        entry = self._entries[request.request_id] = Entry(request, hint, self._arrivals, now_s, now_s)
-        self._arrivals += 1
+        entry = self._entries[request.request_id] = Entry(request, hint, self.arrivals, now_s, now_s)
+        self.arrivals += 1
         self._enqueue(now_s, entry)
         return entry
 
@@ -247,7 +247,8 @@ class QueueOrder:
         self._preemption = Preemption(self.registry, clock) if preempts else None
         self._window, self._since_sorted, self._has_warned = settings.window_tokens, settings.window_tokens, False
         self._clock, self._admission_blocked, self._preempts_by_policy = clock, False, False
-        self.gate = MemoryGate(settings.max_recompute_share, self.registry.needs) if settings.reserve else None
+        share, budget = settings.max_recompute_share, settings.max_preemptions_per_request
+        self.gate = MemoryGate(share, budget, self.registry.needs) if settings.reserve else None
         # Steps in flight: output, start, tokens of decodes and prompts, share of memory that is idle.
         self._steps: deque[tuple[Any, float, int, int, float]] = deque()
         self._busy_until_s, self._busy_s, self._prompt_s = -math.inf, 0.0, 0.0
@@ -297,7 +298,8 @@ class QueueOrder:
     def on_preempted(self, request: Any) -> None:
         """Record that a running request has returned to the queue."""
         self.registry.on_preempted(request)
-        if not self._preempts_by_policy:
+        if self.gate is not None and not self._preempts_by_policy:
+            self.gate.preemptions += 1
             self._preempted_tokens += request.num_prompt_tokens + request.num_output_tokens
 
     def after(self, scheduler: Any, output: Any) -> None:
@@ -331,7 +333,8 @@ class QueueOrder:
             spent_s = self._preempted_tokens * self._prompt_s / max(1, self._prompt_tokens)
             self._preempted_tokens = 0
             turnovers_per_s = self._tokens / (_pool_tokens(scheduler) * self._busy_s)
-            self.gate.adapt(spent_s, idle * seconds * decodes / tokens, turnovers_per_s)
+            finished = self.registry.arrivals - len(scheduler.requests)
+            self.gate.adapt(spent_s, idle * seconds * decodes / tokens, turnovers_per_s, finished)
             return
 
     def _token_counts(self, running: list[Any], output: Any) -> tuple[int, int]:

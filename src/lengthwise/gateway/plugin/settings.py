@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -24,8 +25,8 @@ class Settings:
     limits the preemptions of one request, ``preemptions_per_s`` those of all. With ``preemption`` "never", only a lack
     of memory preempts. ``prior_tokens`` is the length of a request without a hint. With ``reserve``, a request is
     admitted only while the predicted peak of KV tokens fits, with a margin that adapts until recomputation takes the
-    share ``max_recompute_share`` of the decoding time of idle memory. ``trust_version`` allows untested versions of
-    vLLM.
+    share ``max_recompute_share`` of the decoding time of idle memory, and only rises after more preemptions per request
+    than ``max_preemptions_per_request``. ``trust_version`` allows untested versions of vLLM.
     """
 
     rank: str = "srtf"
@@ -37,6 +38,7 @@ class Settings:
     prior_tokens: float = 256.0
     reserve: bool = False
     max_recompute_share: float = 0.2
+    max_preemptions_per_request: float = math.inf
     trust_version: bool = False
 
     def __post_init__(self) -> None:

@@ -245,3 +245,6 @@ document.addEventListener("click", async ({ target }) => {
   }
   setTimeout(() => (target.textContent = before), 1500);
 });
+
+// On a narrow screen the answer is below the form.
+const reveal = () => matchMedia("(max-width: 820px)").matches && $("answer").scrollIntoView();

@@ -137,7 +137,7 @@ function draw(found, fields) {
   $("bottleneck").textContent = `${found.bottleneck.description} ${found.bottleneck.warning}`.trim();
   const total = found.shares.reduce((sum, one) => sum + one.mean_s, 0) || 1;
   const parts = found.shares.map((one) => `${one.part} ${duration(one.mean_s)} (${Math.round((100 * one.mean_s) / total)} %)`);
-  $("shares").replaceChildren(...found.shares.map((one) => {
+  $("parts").replaceChildren(...found.shares.map((one) => {
     const made = element("span", { className: one.part });
     made.style.flex = `${one.mean_s / total} 0 0`;
     return made;

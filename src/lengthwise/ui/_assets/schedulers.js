@@ -169,6 +169,7 @@ async function start() {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     simulate();
+    reveal();
   });
   form.addEventListener("reset", (event) => {
     event.preventDefault();

@@ -220,6 +220,7 @@ async function start() {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     search();
+    reveal();
   });
   form.addEventListener("reset", (event) => {
     event.preventDefault();
