@@ -486,12 +486,11 @@ def what_if(
             then = plan(tasks, draws, models, gpus, true_draws=true_draws, times=switching, options=options)
         except DoesNotFitError:
             continue
-        difference = [b - a for a, b in zip(report.makespans_s, then.makespans_s, strict=True)]
-        mean = mean_estimate(difference)
+        mean = mean_estimate([b - a for a, b in zip(report.makespans_s, then.makespans_s, strict=True)])
         pairs = zip(getattr(report.makespan, "draws", ()), getattr(then.makespan, "draws", ()), strict=False)
         drawn = drawn_estimate(mean, [mean.value, *(b - a for a, b in pairs)], LEVEL)
-        mean = replace(mean, model_low=drawn.model_low, model_high=drawn.model_high)
-        found.append(AppWhatIf(name, then.makespan, mean))
+        difference = replace(mean, model_low=drawn.model_low, model_high=drawn.model_high)
+        found.append(AppWhatIf(name, then.makespan, difference))
     return tuple(found)
 
 
