@@ -37,13 +37,13 @@ def diff(values: Values, _: Task) -> dict[str, Any]:
     return differences(*(_table(name, fields[name]) for name in ("first", "second")))
 
 
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys, with dots, in which two tables differ, and how many are equal."""
+def differences(first: Mapping[str, Any], second: Mapping[str, Any], *, shared: bool = False) -> dict[str, Any]:
+    """Return the keys, with dots, in which two tables differ, and how many are equal; or only of those both have."""
     try:
         a, b = (dict(_flat(table)) for table in (first, second))
     except RecursionError:
         raise InputError("the tables are nested too deeply to be compared") from None
-    keys = sorted(a.keys() | b.keys())
+    keys = sorted(a.keys() & b.keys() if shared else a.keys() | b.keys())
     rows = [[key, a.get(key, UNKNOWN), b.get(key, UNKNOWN)] for key in keys if a.get(key) != b.get(key)]
     return {"rows": rows, "same": len(keys) - len(rows)}
 
@@ -82,10 +82,10 @@ def compare(values: Values, task: Task) -> dict[str, Any]:
         if not fields[f"{name}_file"]:
             raise InputError("choose two files that simulate --json or search --json wrote")
         path = task.session.file(fields[f"{name}_file"])
-        answers = _answers(path.name, path.read_bytes())
+        kind, answers = _answers(path.name, path.read_bytes())
         chosen = require_name("result", fields[name] or next(iter(answers)), answers)
-        sides.append((list(answers), chosen, *answers[chosen]))
-    (a_names, a_name, a, a_settings), (b_names, b_name, b, b_settings) = sides
+        sides.append((kind, list(answers), chosen, *answers[chosen]))
+    (a_format, a_names, a_name, a, a_settings), (b_format, b_names, b_name, b, b_settings) = sides
     rows = [_row(key, a[key], b[key]) for key in a if key in b]
     if not rows:
         raise InputError("the two answers have no number in common")
@@ -93,12 +93,13 @@ def compare(values: Values, task: Task) -> dict[str, Any]:
         "names": [a_names, b_names],
         "chosen": [a_name, b_name],
         "rows": rows,
-        "settings": differences(a_settings, b_settings),
+        # a choice of a search has only the settings that the search varied
+        "settings": differences(a_settings, b_settings, shared=a_format != b_format),
     }
 
 
-def _answers(name: str, content: bytes) -> dict[str, tuple[dict[str, tuple[float, float]], dict[str, Any]]]:
-    """Return, for each result of a JSON answer, its numbers (value, half-width) and its settings."""
+def _answers(name: str, content: bytes) -> tuple[str, dict[str, tuple[dict[str, tuple[float, float]], dict[str, Any]]]]:
+    """Return the format of a JSON answer and, for each of its results, numbers (value, half-width) and settings."""
     wrong = InputError(f"{name} is no answer with numbers; choose a file that simulate --json or search --json wrote")
     try:
         document = json.loads(content)
@@ -118,7 +119,7 @@ def _answers(name: str, content: bytes) -> dict[str, tuple[dict[str, tuple[float
         raise wrong from None
     if not found:
         raise wrong
-    return found
+    return document["format"], found
 
 
 def _numbers(summary: Mapping[str, Any], keys: tuple[str, ...] = ()) -> dict[str, tuple[float, float]]:

@@ -261,8 +261,11 @@ function keep() {
   }));
   if ($("scenario").textContent.length > MAX_TEXT) throw new Error(`The scenario has more than ${MAX_TEXT} characters; save it as a file instead.`);
   const about = part($("best")) || part($("deployment")) || new Date().toLocaleString();
-  store([...stored(), {
-    id: TAB + Date.now().toString(36), page, name: `${page}: ${about}`.slice(0, 120), time: Date.now(), fields: linked(),
+  const all = stored(), first = `${page}: ${about}`.slice(0, 110), names = new Set(all.map((one) => one?.name));
+  let name = first;
+  for (let count = 2; names.has(name); count++) name = `${first} (${count})`;
+  store([...all, {
+    id: TAB + Date.now().toString(36), page, name, time: Date.now(), fields: linked(),
     command: $("command").textContent, scenario: $("scenario").textContent, cards: shown,
   }]);
 }
