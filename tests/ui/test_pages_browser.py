@@ -12,13 +12,14 @@ from browser import LIMIT_S, screen, until
 pytestmark = pytest.mark.browser
 ANSWERED = "return (document.body.dataset.answers || 0) >= 1 && !document.querySelector('#answer[aria-busy]')"
 SEARCH = {"model": "llama-3.1-8b", "gpus": ["H100"], "tp": ["1", "2"], "rate": 8, "num_requests": 100, "seeds": 2}
+APPLICATION = {"app": "apps/critique-tiny.toml", "nodes": "2xA100-80GB", "draws": 1, "true_draws": 2, "what_if": True}
 SCHEDULERS = {"schedulers": ["FCFS", "SJF"], "workload": "chat-1m", "rate": 3, "num_requests": 200, "seeds": 2}
 
 
 def opened(driver, planner, page, fields=None):
     driver.get("about:blank")
     driver.get(planner + page + (f"#{quote(json.dumps(fields))}" if fields else ""))
-    if page == "search":
+    if page in ("search", "applications"):
         until(driver, "return document.body.dataset.ready")
         driver.find_element("id", "go").click()
     if page != "api":
@@ -43,10 +44,10 @@ def check(driver):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["", "schedulers", "api"])
+@pytest.mark.parametrize("page", ["", "schedulers", "applications", "api"])
 def test_a_page_fits_its_screen_and_axe_finds_no_violation(driver, planner, page):
     driver.get_log("browser")  # which empties it
-    opened(driver, planner, page, {"schedulers": SCHEDULERS}.get(page))
+    opened(driver, planner, page, {"schedulers": SCHEDULERS, "applications": APPLICATION}.get(page))
     check(driver)
 
 

@@ -59,8 +59,8 @@ def run(
     outputs.require_outputs(json, report, requested.file.files)
 
     from lengthwise.apps.plan import write_plan
-    from lengthwise.usecases.app_report import facts_of
     from lengthwise.report.apps import write_app_html
+    from lengthwise.usecases.app_report import facts_of
 
     with compile_note(quiet=quiet):
         planned = requested.planned(planning)

@@ -95,8 +95,8 @@ def run(
             resume=resume, monitor=monitor,
         )  # fmt: skip
     if report is not None:
-        from lengthwise.usecases.app_report import facts_of_run
         from lengthwise.report.apps import write_app_html
+        from lengthwise.usecases.app_report import facts_of_run
 
         details = facts_of_run(requested, planned, app_file.stem, done)
         write_app_html(report, done.plan, details, [model.name for model in requested.app.models])

@@ -135,6 +135,7 @@ def _outcome(
 
 
 def plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
+    """Return the rows of a plan's tables as texts: stages, idle GPU time, methods, what-ifs; and its assumptions."""
     stages = []
     for number, stage in enumerate(plan.stages, 1):
         switches = text.slowest_switches(stage)
@@ -242,6 +243,7 @@ Bar = tuple[int, float, float, int, str, str, str]
 
 
 def figures(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts) -> dict[str, Any]:
+    """Return the bars of a Gantt chart for the plan and for the run, in one unit of time."""
     charts: list[tuple[str, list[str], list[Bar], list[float]]] = []
     if plan is not None:
         rows = list(app_metadata.gpus) or [f"GPU {k}" for k in range(1 + max((s.gpu for s in plan.spans), default=0))]

@@ -121,7 +121,7 @@ def _planned(requested: AppRequest, settings: PlanSettings, fields: Values, show
         ],
         "chart": apps.figures(plan, plan.models, facts),
         "graph": graph(planned.expanded.tasks),
-        "tables": {name: {"heads": ("", *head), "rows": tables[name]} for name, head in heads.items()},
+        "tables": {name: {"heads": head, "rows": tables[name]} for name, head in heads.items()},
         "idle": tables["idle"],
         "notes": list(plan.notes),
         "command": _command(fields, shown_path),
@@ -203,7 +203,7 @@ def _progress(runs: Sequence[Path], _: Values, task: Task) -> dict[str, Any]:
     """Return the progress of the runs that the page shows."""
     from lengthwise.usecases.app_status import app_status
 
-    found = []
+    found: list[dict[str, Any]] = []
     for folder in runs:
         task.check()
         try:
