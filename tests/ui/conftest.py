@@ -37,12 +37,15 @@ def _served(*pages: Page) -> Iterator[str]:
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()
         running = uvicorn.Server(uvicorn.Config(server.app(pages=pages), log_level="warning"))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        running.should_exit = True
-        thread.join(60)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            running.should_exit = True
+            thread.join(60)
         assert not thread.is_alive()
 
 

@@ -60,7 +60,7 @@ def test_the_page_has_the_numbers_of_the_admin_port(world, monkeypatch):
     assert [row[:2] for row in found["times"]] == [[one["name"], f"{one['count']:,}"] for one in now["times"]]
     assert [row[0] for row in found["engines"]] == [one["name"] for one in now["workers"]]
     assert len(found["errors"]) == len(now["troubles"]) > 0
-    monkeypatch.setattr(gateway, "_state", lambda *_: now | {"change": CHANGE})
+    monkeypatch.setattr(gateway, "fetched_state", lambda *_: now | {"change": CHANGE})
     card = gateway.live((admin.url,), {"gateway": admin.url}, task())["cards"][-1]
     assert (card["value"], card["interval"]) == ("-20.0 %", "-30.0 % to -10.0 %; simulated on 900 requests")
 
@@ -92,7 +92,7 @@ def test_whatever_an_address_answers_is_shown_or_refused(state, data):
     reduce(lambda at, key: at[key], keys[:-1], wrong)[keys[-1]] = value
     address = "http://gateway:8001"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gateway, "_state", lambda *_: wrong)
+        patch.setattr(gateway, "fetched_state", lambda *_: wrong)
         try:
             found = gateway.live((address,), {"gateway": address}, task())
         except InputError as error:

@@ -30,8 +30,8 @@ def run(
 ) -> None:
     """Open a planner in the browser: plan a deployment, search for GPUs, compare schedulers."""
     from lengthwise.cli import examples, mcp
-    from lengthwise.ui import applications, gateway, server
+    from lengthwise.ui import applications, gateway, server, studies
 
     tools = (mcp.simulate, mcp.capacity, mcp.search, mcp.explain, mcp.compare, mcp.catalog)
-    pages = (*server.PAGES, applications.page(examples.folder(), runs or ()), gateway.page(gateways or ()))
-    server.serve(host, port, None if host in server.LOOPBACK else server.new_token(), tools, pages)
+    own = (applications.page(examples.folder(), runs or ()), gateway.page(gateways or ()), studies.PAGE)
+    server.serve(host, port, None if host in server.LOOPBACK else server.new_token(), tools, (*server.PAGES, *own))

@@ -70,9 +70,9 @@ def _address(given: str) -> str:
 def live(gateways: Sequence[str], values: Values, task: Task) -> dict[str, Any]:
     """Return what a gateway reports now. Raises InputError if it does not answer, or with something else."""
     address = require_name("gateway", fields_of(values, {"gateway": "", "complete": True})["gateway"], gateways)
-    state = _state(address, task)
+    state = fetched_state(address, task)
     try:
-        return {"address": address, **_reported(state)}
+        return {"address": address, **_shown(state)}
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         raise _not_a_gateway(address) from None
 
@@ -84,7 +84,8 @@ def _not_a_gateway(address: str) -> InputError:
     )
 
 
-def _state(address: str, task: Task) -> Any:
+def fetched_state(address: str, task: Task) -> Any:
+    """Return the JSON of an admin port. Raises InputError if there is none within TIMEOUT_S and MAX_STATE_BYTES."""
     at, end_s = urlsplit(address), time.monotonic() + TIMEOUT_S
     connect = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
     body = bytearray()
@@ -108,7 +109,7 @@ def _state(address: str, task: Task) -> Any:
         raise _not_a_gateway(address) from None
 
 
-def _reported(state: Any) -> dict[str, Any]:
+def _shown(state: Any) -> dict[str, Any]:
     queue, workers, samples = state["queue"], state["workers"], state["samples"]["rows"]
     up = sum(bool(one["up"]) for one in workers)
     waiting, running = int(queue["waiting"]), int(queue["running"])

@@ -231,8 +231,58 @@ function same(found) {
   $("scenario").textContent = found.scenario;
 }
 
+// Stored answers, in this browser alone: the Studies page lists them.
+const STUDIES = "lengthwise.studies", MAX_STUDIES = 100, MAX_STORED = 2e6, MAX_TEXT = 28000, MAX_CARDS = 60; // characters
+function stored() {
+  try {
+    const all = JSON.parse(localStorage.getItem(STUDIES) || "[]");
+    return Array.isArray(all) ? all : [];
+  } catch {
+    return []; // Another program of this address wrote it, or the browser stores nothing.
+  }
+}
+
+function store(all) {
+  const content = JSON.stringify(all);
+  if (all.length > MAX_STUDIES || content.length > MAX_STORED) throw new Error(`A browser stores ${MAX_STUDIES} answers and ${MAX_STORED / 1e6} MB at most; export the old ones on the Studies page, then delete them.`);
+  try {
+    localStorage.setItem(STUDIES, content);
+  } catch {
+    throw new Error("This browser does not store the answer: its storage is full or switched off.");
+  }
+}
+
+function keep() {
+  if (!$("command").textContent) throw new Error("There is no answer yet.");
+  const page = document.querySelector(".pages a[aria-current]").textContent, part = (node) => node?.textContent.trim() ?? "";
+  const shown = [...document.querySelectorAll("#cards > div")].slice(0, MAX_CARDS).map((card) => ({
+    label: part(card.querySelector("dt")), value: part(card.querySelector("dd").firstChild),
+    unit: part(card.querySelector("dd span")), interval: part(card.querySelector("dd small")),
+  }));
+  if ($("scenario").textContent.length > MAX_TEXT) throw new Error(`The scenario has more than ${MAX_TEXT} characters; save it as a file instead.`);
+  const about = part($("best")) || part($("deployment")) || new Date().toLocaleString();
+  const all = stored(), first = `${page}: ${about}`.slice(0, 110), names = new Set(all.map((one) => one?.name));
+  let name = first;
+  for (let count = 2; names.has(name); count++) name = `${first} (${count})`;
+  store([...all, {
+    id: TAB + Date.now().toString(36), page, name, time: Date.now(), fields: linked(),
+    command: $("command").textContent, scenario: $("scenario").textContent, cards: shown,
+  }]);
+}
+
 document.addEventListener("click", async ({ target }) => {
   const { dataset } = target;
+  if (dataset?.keep !== undefined) {
+    const before = target.textContent;
+    try {
+      keep();
+      showError(null);
+      target.textContent = "Kept on the Studies page";
+      setTimeout(() => (target.textContent = before), 1500);
+    } catch (error) {
+      showError(error);
+    }
+  }
   if (dataset?.save) save(dataset.name, $(dataset.save).textContent);
   if (!dataset?.copy) return;
   const content = $(dataset.copy), before = target.textContent;
