@@ -16,7 +16,7 @@ from lengthwise.schema.cost_tables import PartError
 from lengthwise.schema.estimate import DrawnEstimate, Estimate
 from lengthwise.schema.plan import Choice, Limit, Status
 from lengthwise.search.capacity_search import Capacity, Effort, scout, with_model_error
-from lengthwise.search.configuration_search import advantages, losses, ordered, separated
+from lengthwise.search.configuration_search import advantages, in_order, losses, separated
 from lengthwise.search.limits import SloLimits
 from lengthwise.search.load import Load
 from lengthwise.search.space import Space
@@ -63,7 +63,7 @@ def test_of_choices_with_as_few_gpus_the_cheapest_comes_first() -> None:
         Choice(gpu, gpu, {"deployment.gpu": gpu}, 1, usd, Status.RANKED, objective=Estimate(1.0))
         for gpu, usd in (("H100", 3.29), ("L40S", 1.5))
     )
-    assert ordered([dear, cheap], question("fewest_gpus", rate_rps=1.0)) == [cheap, dear]
+    assert in_order([dear, cheap], question("fewest_gpus", rate_rps=1.0)) == [cheap, dear]
 
 
 def test_a_single_seed_separates_no_small_difference() -> None:

@@ -164,7 +164,7 @@ def search(
     """
     question = run.bench.question
     evaluated = _explored(run, options.strategy) if options.strategy else _scouted(settings, run, options)
-    ordered = ordered(_ranked(evaluated, run, options), question)
+    ordered = in_order(_ranked(evaluated, run, options), question)
     names = names_of([c.settings for c in ordered])
     ordered = [replace(choice, name=name) for choice, name in zip(ordered, names, strict=True)]
     ranked = [c for c in ordered if c.status is Status.RANKED]
@@ -321,7 +321,7 @@ def _other_hardware(by_key: Choices, exact: Choices, ranked: list[Choice], quest
     return [c for c in firsts.values() if not better(best, c.objective.value * factor, question)]
 
 
-def ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
+def in_order(choices: Sequence[Choice], question: Question) -> list[Choice]:
     """Return the choices in order: tied with the best, other ranked ones, scouted, pruned, rejected."""
     statuses = list(Status)
 
