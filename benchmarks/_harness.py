@@ -25,13 +25,11 @@ _SCHEMA = ("cost_tables", "deployment", "profile", "records", "specs", "speculat
 _CLIENT = ("openai", "openai_protocol", "process", "launch", "vllm")
 _CAMPAIGN = ("_circle*", "_live", "_continuous", "_vllm", "_intervals")
 CODE = (
-    *(f"src/lengthwise/{room}" for room in _ROOMS),
-    *(f"src/lengthwise/schema/{name}.py" for name in _SCHEMA),
+    *(f"src/lengthwise/{room}" for room in _ROOMS), *(f"src/lengthwise/schema/{name}.py" for name in _SCHEMA),
     *(f"src/lengthwise/backend/{name}.py" for name in _CLIENT),
     *(f"src/lengthwise/{name}.py" for name in ("_jit", "_native", "_compiler")),
-    *(f"benchmarks/{name}.py" for name in _CAMPAIGN),
-    "benchmarks/engines",
-)
+    *(f"benchmarks/{name}.py" for name in _CAMPAIGN), "benchmarks/engines",
+)  # fmt: skip
 """Files and folders that determine the error of a calibrated simulation; a test compares with a campaign's imports."""
 
 

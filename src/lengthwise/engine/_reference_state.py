@@ -907,7 +907,7 @@ class Replica:
         is_blocked: Whether the replica forms no step before the oldest step in flight ends: the last one was empty.
         gate: The admission test of memory reserved by predicted length, or None.
         drafts: How many tokens the drafter has proposed for each sequence of the next step.
-        finished: How many of its requests have ended.
+        finished: How many of its requests have ended since the last step.
         preempted_tokens: Computed tokens of the requests preempted for lack of memory since the last step.
         totals: Sums over the replica's steps, a record of ``kernel_layout.replica_t``.
         stage_free_s: When each pipeline stage ends its last step.
@@ -978,6 +978,7 @@ class Replica:
         if row["busy_s"] > 0:
             turnovers_per_s = row["tokens"] / (params.total_blocks * params.block_size * row["busy_s"])
             self.gate.adapt(spent_s, idle_s, turnovers_per_s, self.finished)
+            self.finished = 0
 
     @property
     def loaded(self) -> list[Request]:

@@ -15,7 +15,7 @@ from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.engine.step_time import CostReader, service_rate
 from lengthwise.policy import CHUNKED, PREDICTION_ARGUMENTS, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
-from lengthwise.policy.reservation import first_margin
+from lengthwise.policy.reservation import first_margins
 from lengthwise.schema.cost_tables import MERGED, grid_value
 from lengthwise.schema.deployment import (
     CAPACITY_POLICIES,
@@ -154,7 +154,7 @@ class Params:
         clip_tokens: Maximum output tokens for which SGLang's own admission reserves memory; 0 with ``reserve``.
         reserve: Whether memory is reserved by predicted length (``policy.reservation``).
         max_recompute_share: Share to which the margin of ``reserve`` adapts.
-        preemption_budget: Preemptions per request above which the margin only rises.
+        preemption_budget: Preemptions per request to which the least margin adapts.
         trtllm: TensorRT-LLM's capacity scheduler: 0 none, else 1 + its position in ``CAPACITY_POLICIES``.
         trtllm_chunking: TensorRT-LLM's division of prompts: 0 none, else 1 + its position in ``CHUNKING_POLICIES``.
         longest_prompt: Tokens of the longest prompt that an engine's own rules can run.
@@ -444,7 +444,8 @@ class Setup:
         """Return the totals of the replicas of both sides before the run."""
         rows = np.zeros(self.all_replicas, dtype=kernel_layout.replica_t)
         rows["series_bin_s"] = _FIRST_SERIES_BIN_S
-        rows["margin"] = first_margin(self.params.max_recompute_share, self.params.preemption_budget)
+        margins = first_margins(self.params.max_recompute_share, self.params.preemption_budget)
+        rows["margin"], (rows["by_cost"], rows["by_budget"]) = max(margins), margins
         return rows
 
 
