@@ -566,7 +566,7 @@ class SchedulerSection(Section):
     reserve: bool | None = None
     # with reserve: time of recomputation, as a share of the decoding time of memory that is idle while requests wait
     max_recompute_share: Annotated[NotNan, Field(ge=0)] | None = None
-    # with reserve: preemptions per request above which the margin only rises; inf: no budget
+    # with reserve: preemptions per request for lack of memory, a budget that more reservation keeps; inf: no budget
     max_preemptions_per_request: Annotated[NotNan, Field(ge=0)] | None = None
 
 

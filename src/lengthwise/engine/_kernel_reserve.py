@@ -13,7 +13,7 @@ from lengthwise.policy import reservation
 OWN_RULE = reservation.OWN_RULE
 reserved_tokens = jit(reservation.reserved_tokens)
 adapted_margin = jit(reservation.adapted_margin)
-beyond_budget = jit(reservation.beyond_budget)
+budget_margin = jit(reservation.budget_margin)
 
 
 def admit_by_reserve(S, r, _now_s, _rank):
@@ -65,9 +65,11 @@ def adapt_margin(S, r, busy_s):
         idle_s = busy_s * w.decodes / tokens * rep.free_blocks / params.total_blocks
     if rep.busy_s > 0.0:
         turnovers_per_s = rep.tokens / (params.total_blocks * params.block_size * rep.busy_s)
-        beyond = beyond_budget(rep.shortages, rep.charged, rep.finished, params.preemption_budget)
-        rep.charged = rep.shortages
-        rep.margin = adapted_margin(rep.margin, params.max_recompute_share, spent_s, idle_s, turnovers_per_s, beyond)
+        rep.by_cost = adapted_margin(rep.by_cost, params.max_recompute_share, spent_s, idle_s, turnovers_per_s)
+        rep.by_budget = budget_margin(rep.by_budget, params.preemption_budget, rep.shortages, rep.finished)
+        rep.margin = max(rep.by_cost, rep.by_budget)
+        rep.shortages = 0
+        rep.finished = 0
 
 
 @jit

@@ -880,7 +880,7 @@ class Replica:
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.preempted_tokens = 0  # computed tokens of requests preempted for lack of memory since the last step
-        self.finished = 0  # requests that have ended
+        self.finished = 0  # requests that have ended since the last step
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
         self.pending = self.check_preemption = False  # ``pending``: the replica is to be scheduled at this instant
         self.is_blocked = False  # forms no step before the oldest in flight ends, because the last one was empty
@@ -925,6 +925,7 @@ class Replica:
         if row["busy_s"] > 0:
             turnovers_per_s = row["tokens"] / (params.total_blocks * params.block_size * row["busy_s"])
             self.gate.adapt(spent_s, idle_s, turnovers_per_s, self.finished)
+            self.finished = 0
 
     @property
     def loaded(self) -> list[Request]:

@@ -86,7 +86,7 @@ replica_t = _record(
     free_blocks in_flight first_flight idle_group partials queue
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
     incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index ending is_blocked wakes
-    passes refreshes spare_blocks preempted_tokens shortages charged finished prompt_tokens
+    passes refreshes spare_blocks preempted_tokens shortages finished prompt_tokens
     drafts decodes draft_tokens accepted_tokens
     joining ahead unmerged has_chunk is_reordered
     fresh newest_decode
@@ -94,7 +94,7 @@ replica_t = _record(
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
     comm_s prefill_attention_s decode_attention_s host_s head_s embedding_s send_s swap_s kv_block_s new_token_ratio
-    last_key host_free_s margin prompt_s draft_s
+    last_key host_free_s margin by_cost by_budget prompt_s draft_s
     """,
 )
 """A replica. Its residents are the requests that have KV blocks on it, without the owners of ``transfer_blocks`` and
@@ -110,10 +110,10 @@ With speculation, the drafter proposes ``drafts`` tokens for each sequence of th
 With a prefix cache of states (``Params.aligned``), ``State.fresh`` has ``fresh`` nodes (``GroupPool.fresh``).
 Of the requests that have begun to decode, none was admitted after the one of number ``newest_decode``.
 
-Memory reserved by predicted length (``policy.reservation``): the ``margin``, the ``preempted_tokens`` of requests that
-lack of memory preempted since the last step, the ``shortages`` (all these preemptions), those before the last step
-(``charged``), the number of requests that have ended (``finished``), and the ``prompt_tokens`` of all steps, which took
-``prompt_s``.
+Memory reserved by predicted length (``policy.reservation``): the ``margin``, which is the larger one of ``by_cost`` and
+``by_budget``, the ``preempted_tokens`` of requests that lack of memory preempted since the last step, the number of
+these preemptions (``shortages``) and of requests that have ended since (``finished``), and the ``prompt_tokens`` of all
+steps, which took ``prompt_s``.
 
 Rules of SGLang and TensorRT-LLM (``_kernel_sglang``, ``_kernel_trtllm``): ``batch_is_full``, ``new_token_ratio``, the
 number of ``ordered`` residents in ``State.batch_order``, the sum of the residents' ``reserved`` blocks, and the queue

@@ -15,7 +15,7 @@ from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.engine.step_time import CostReader, service_rate
 from lengthwise.policy import CHUNKED, PREDICTION_ARGUMENTS, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
-from lengthwise.policy.reservation import first_margin
+from lengthwise.policy.reservation import first_margins
 from lengthwise.schema.cost_tables import MERGED, grid_value
 from lengthwise.schema.deployment import (
     CAPACITY_POLICIES,
@@ -245,7 +245,7 @@ class Params:
         self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
         self.schedule_conservativeness = sglang.schedule_conservativeness
         self.reserve, self.max_recompute_share = scheduler.reserve, scheduler.max_recompute_share
-        # Preemptions per request above which the margin of ``reserve`` only rises.
+        # Preemptions per request to which the least margin of ``reserve`` adapts.
         self.preemption_budget = scheduler.max_preemptions_per_request
         # Maximum output tokens for which SGLang's own admission reserves memory.
         self.clip_tokens = 0 if scheduler.reserve else kernel_layout.CLIP_TOKENS
@@ -412,7 +412,8 @@ class Setup:
         """Return the totals of the replicas of both sides before the run."""
         rows = np.zeros(self.all_replicas, dtype=kernel_layout.replica_t)
         rows["series_bin_s"] = _FIRST_SERIES_BIN_S
-        rows["margin"] = first_margin(self.params.max_recompute_share, self.params.preemption_budget)
+        margins = first_margins(self.params.max_recompute_share, self.params.preemption_budget)
+        rows["margin"], (rows["by_cost"], rows["by_budget"]) = max(margins), margins
         return rows
 
 

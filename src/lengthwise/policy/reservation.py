@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 GAIN = 2.0
-STEP = 0.03  # what each preemption beyond the budget adds to the margin
+STEP = 0.03  # what a preemption adds to the margin of a budget
 OWN_RULE = -1.0  # margin at which no memory is reserved: an engine admits by its own rule alone
 
 
@@ -30,38 +30,32 @@ def reserved_tokens(remaining: float, allowed: int, margin: float) -> float:
     return predicted + margin * (predicted if margin < 0.0 else limit - predicted)
 
 
-def adapted_margin(
-    margin: float, max_share: float, spent_s: float, idle_s: float, turnovers_per_s: float, beyond: int = -1
-) -> float:
+def adapted_margin(margin: float, max_share: float, spent_s: float, idle_s: float, turnovers_per_s: float) -> float:
     """Return the margin after a step.
 
     Preemptions for lack of memory raise it by ``spent_s``, the time to compute their tokens again. The decoding time of
     the step, times the share of memory that is free while requests wait, lowers it: ``idle_s``. The margin thus settles
     where recomputation takes the share ``max_share`` of the idle time. At a share of 0 the first preemption makes every
     request reserve its limit. ``turnovers_per_s`` is how often the tokens of a second fill the KV cache.
-
-    While there have been more preemptions than the budget allows (``beyond_budget``), idle memory does not lower the
-    margin, and each preemption raises it by STEP.
     """
     if max_share <= 0.0:
         return math.inf if spent_s > 0.0 else margin
-    if beyond >= 0:
-        idle_s = 0.0
-        margin += STEP * beyond
     return max(OWN_RULE, margin + GAIN * turnovers_per_s * (spent_s / max_share - idle_s))
 
 
-def beyond_budget(preemptions: int, earlier: int, finished: int, budget: float) -> int:
-    """Return the preemptions since the last step, or -1 within the budget: ``budget`` preemptions per request.
+def budget_margin(margin: float, budget: float, preemptions: int, finished: int) -> float:
+    """Return the least margin of a budget of preemptions per request after a step.
 
-    Of the ``preemptions`` for lack of memory, ``earlier`` were before the last step; ``finished`` requests have ended.
+    Each of the ``preemptions`` for lack of memory since the last step raises it, and each of the ``finished`` requests
+    lowers it by ``budget`` times as much. As limits are reserved from 1 on, preemptions cannot exceed the budget by
+    more than a fixed number.
     """
-    return preemptions - earlier if budget < math.inf and preemptions > budget * finished else -1
+    return OWN_RULE if budget == math.inf else max(OWN_RULE, margin + STEP * (preemptions - budget * finished))
 
 
-def first_margin(max_share: float, budget: float) -> float:
-    """Return the margin at an engine's start."""
-    return OWN_RULE if max_share == math.inf else STEP if budget < math.inf else 0.0
+def first_margins(max_share: float, budget: float) -> tuple[float, float]:
+    """Return the margin, and the least one of the budget, at an engine's start."""
+    return OWN_RULE if max_share == math.inf else 0.0, OWN_RULE if budget == math.inf else STEP
 
 
 class MemoryGate:
@@ -69,8 +63,8 @@ class MemoryGate:
 
     The margin adapts as in adaptive conformal inference (Gibbs and Candès 2021), by what preemptions cost instead of
     their number (``adapted_margin``). While it is at least 1, every request reserves its limit until it ends, so that
-    an admission cannot cause a preemption. At OWN_RULE the gate is open. ``preemptions`` counts those for lack
-    of memory.
+    an admission cannot cause a preemption. At OWN_RULE the gate is open. ``preemptions`` counts those for lack of
+    memory since the last step. The ``margin`` is the larger one of that ``by_cost`` and of that ``by_budget``.
 
     The peak assumes that each step adds one token to each running request, without chunked prompts and speculation.
     ``needs`` returns (predicted remaining tokens, further tokens that its limit allows, tokens so far) of a request.
@@ -80,13 +74,14 @@ class MemoryGate:
         self, max_recompute_share: float, budget: float, needs: Callable[[Any], tuple[float, int, int]]
     ) -> None:
         self._max_share, self._budget, self._needs = max_recompute_share, budget, needs
-        self.margin, self.preemptions, self._earlier = first_margin(max_recompute_share, budget), 0, 0
+        self.by_cost, self.by_budget = first_margins(max_recompute_share, budget)
+        self.margin, self.preemptions = max(self.by_cost, self.by_budget), 0
 
     def adapt(self, spent_s: float, idle_s: float, turnovers_per_s: float, finished: int) -> None:
-        """Adapt the margin to a step, after which ``finished`` requests have ended (``adapted_margin``)."""
-        beyond = beyond_budget(self.preemptions, self._earlier, finished, self._budget)
-        self._earlier = self.preemptions
-        self.margin = adapted_margin(self.margin, self._max_share, spent_s, idle_s, turnovers_per_s, beyond)
+        """Adapt the margin to a step, before which ``finished`` requests have ended since the last one."""
+        self.by_cost = adapted_margin(self.by_cost, self._max_share, spent_s, idle_s, turnovers_per_s)
+        self.by_budget = budget_margin(self.by_budget, self._budget, self.preemptions, finished)
+        self.margin, self.preemptions = max(self.by_cost, self.by_budget), 0
 
     def admissible(self, waiting: Iterable[Any], running: Iterable[Any], pool_tokens: int, block_size: int) -> int:
         """Return how many of the first waiting requests fit. A request that is alone in the engine always fits."""

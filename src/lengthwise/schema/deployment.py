@@ -298,7 +298,7 @@ class Scheduler(PolicyAxes):
     hybrid_kv_cache: bool = True
     # A request is admitted only while the predicted peak of KV tokens fits (``policy.reservation``). A margin adapts
     # until recomputation takes the share ``max_recompute_share`` of the decoding time of idle memory. Replaces SGLang's
-    # own test of memory. After more preemptions than ``max_preemptions_per_request`` allows, the margin only rises.
+    # own test of memory. ``max_preemptions_per_request`` is a budget of them, to which it adapts, too.
     reserve: bool = False
     max_recompute_share: float = 0.2
     max_preemptions_per_request: float = math.inf

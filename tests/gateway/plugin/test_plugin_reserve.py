@@ -84,7 +84,7 @@ def test_exact_predictions_cause_no_preemption_at_a_share_of_zero_where_sequence
 @example([(0, 76, 12), (0, 44, 14)], 1, True)  # by the peak, one is preempted
 def test_at_a_margin_of_one_limits_are_reserved_and_nothing_is_preempted(requests, prompt_budget, exact_limits):
     made = engine(reserve=True, share=0.0, prompt_budget=prompt_budget)
-    made.lengthwise.gate.margin = 1.0
+    made.lengthwise.gate.margin = made.lengthwise.gate.by_cost = 1.0
     assert run(made, requests, exact_limits=exact_limits).preemptions == 0
 
 

@@ -252,7 +252,7 @@ class QueueOrder:
         # Steps in flight: output, start, tokens of decodes and prompts, share of memory that is idle.
         self._steps: deque[tuple[Any, float, int, int, float]] = deque()
         self._busy_until_s, self._busy_s, self._prompt_s = -math.inf, 0.0, 0.0
-        self._tokens = self._prompt_tokens = self._preempted_tokens = 0
+        self._tokens = self._prompt_tokens = self._preempted_tokens = self._finished = 0
 
     def before(self, scheduler: Any) -> Any:
         """Order queue and batch. Return the request that the policy preempts, now in neither of them, or None."""
@@ -333,8 +333,8 @@ class QueueOrder:
             spent_s = self._preempted_tokens * self._prompt_s / max(1, self._prompt_tokens)
             self._preempted_tokens = 0
             turnovers_per_s = self._tokens / (_pool_tokens(scheduler) * self._busy_s)
-            finished = self.registry.arrivals - len(scheduler.requests)
-            self.gate.adapt(spent_s, idle * seconds * decodes / tokens, turnovers_per_s, finished)
+            before, self._finished = self._finished, self.registry.arrivals - len(scheduler.requests)
+            self.gate.adapt(spent_s, idle * seconds * decodes / tokens, turnovers_per_s, self._finished - before)
             return
 
     def _token_counts(self, running: list[Any], output: Any) -> tuple[int, int]:

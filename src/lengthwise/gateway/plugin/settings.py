@@ -25,8 +25,8 @@ class Settings:
     limits the preemptions of one request, ``preemptions_per_s`` those of all. With ``preemption`` "never", only a lack
     of memory preempts. ``prior_tokens`` is the length of a request without a hint. With ``reserve``, a request is
     admitted only while the predicted peak of KV tokens fits, with a margin that adapts until recomputation takes the
-    share ``max_recompute_share`` of the decoding time of idle memory, and only rises after more preemptions per request
-    than ``max_preemptions_per_request``. ``trust_version`` allows untested versions of vLLM.
+    share ``max_recompute_share`` of the decoding time of idle memory, and until preemptions for lack of memory stay
+    within ``max_preemptions_per_request``. ``trust_version`` allows untested versions of vLLM.
     """
 
     rank: str = "srtf"
