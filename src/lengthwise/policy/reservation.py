@@ -35,10 +35,10 @@ def adapted_margin(
 ) -> float:
     """Return the margin after a step.
 
-    Preemptions for lack of memory raise it by ``spent_s``, the time to compute their tokens again. The decoding time of
-    the step, times the share of memory that is free while requests wait, lowers it: ``idle_s``. The margin thus settles
-    where recomputation takes the share ``max_share`` of the idle time. At a share of 0 the first preemption makes every
-    request reserve its limit. ``turnovers_per_s`` is how often the tokens of a second fill the KV cache.
+    ``spent_s``, the time to recompute what was preempted for lack of memory, raises the margin. ``idle_s``, the step's
+    decoding time times the share of memory that is free while requests wait, lowers it. So the margin settles where
+    recomputation takes ``max_share`` of the idle time. With ``max_share`` 0, the first preemption makes every request
+    reserve its limit. The tokens of the run fill the KV cache ``turnovers_per_s`` times a second.
 
     While there have been more preemptions than the budget allows (``beyond_budget``), idle memory does not lower the
     margin, and each preemption raises it by STEP.
