@@ -476,7 +476,7 @@ def _sets(own: Any, over: Any) -> bool:
 
 
 def _canonical_path(table: Any, keys: Sequence[str]) -> KeyPath:
-    """Return the path ``keys`` of an assignment with keys instead of aliases, as they are in its ``table``."""
+    """Return the path ``keys`` of an assignment, with aliases replaced by the keys that its ``table`` has."""
     path: list[str] = []
     while len(path) < len(keys) and isinstance(table, dict) and table:
         key = next(iter(table))

@@ -59,7 +59,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Table:
 
 
 def nested(key: str, value: Any) -> Table:
-    """Return the tables in which a dotted key has a value."""
+    """Return nested tables with a value at a dotted key, such as {"a": {"b": value}} for "a.b"."""
     head, dot, rest = key.partition(".")
     return {head: nested(rest, value) if dot else value}
 

@@ -392,7 +392,7 @@ def chunk_for(S, context, preempted_before, prompt_budget, flags):
 
 @jit_cold
 def _padded(S, q, prompt_budget, chunk, cached):
-    """Return the tokens of a prompt's first chunk. vLLM pads a last token to the size of a verification.
+    """Return the tokens of a prompt's first chunk. If one token is left, vLLM pads it to the size of a verification.
 
     The result is 0 if that exceeds the budget, so that the request must wait.
     """

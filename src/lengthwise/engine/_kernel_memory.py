@@ -751,7 +751,7 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
         free_blocks = rep.free_blocks + shared
         return _blocks_in_groups(S, q.context, chunk, free_blocks, S.running[r], w.found_length, w.found_skipped)
     peak = _peak_tokens(S, r, slot) if params.needs_peak == 1 else 0
-    if q.transfer_blocks == 0:  # No step computes yet what a KV transfer brings.
+    if q.transfer_blocks == 0:  # No step computes the tokens that a KV transfer brings.
         chunk = slots_end(S, chunk)
     free_blocks = rep.free_blocks + shared + q.blocks
     blocks = memory(

@@ -381,8 +381,8 @@ def _count_rounds(rep, prompts):
     first the latest step that prefilled. Steps leave the pipeline in the order in which they enter it. Three cases:
     (1) ``marked_step`` is in the pipeline: no round. (2) It has left, and the step after it has not: this step is the
     next one of the marked micro-batch, so it counts a round and takes the mark. (3) Both have left: the marked
-    micro-batch has no requests left, so the last step that started counts a round and takes the mark. If it has left,
-    too, the step that starts now does the same.
+    micro-batch has no requests left, so the last step that started counts a round and takes the mark. If that
+    step has left as well, the step that starts now also counts a round and takes the mark.
     """
     n, mark = rep.phase_steps, rep.marked_step
     rep.phase_steps = n + 1
@@ -730,7 +730,7 @@ def _end_overlapped_prompt(S, r, slot, now_s):
 
 @jit_cold
 def _finish_overlapped(S, r, slot, now_s):
-    """Finish a request. If the next step has decodes and could not leave it out, it also computes its last token."""
+    """Finish a request. If it ends before max_tokens, a next step with decodes also computes the last token."""
     q, rep, size = S.slots[slot], S.replicas[r], S.params[0].block_size
     tokens = q.prompt + q.generated - 1
     if rep.ahead == 1 and q.output < S.max_tokens[q.index]:

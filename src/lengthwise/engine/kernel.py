@@ -3,9 +3,9 @@
 At one instant the order is: requests that leave the front end; expired bins; ends of steps, by replica; ends of KV
 transfers and of loads from CPU memory, by request; schedulers of the pending replicas, by number, decode replicas
 first. If requests wait in a central queue, all replicas are scheduled, the least loaded first. A data-parallel rank is
-like a replica here, but the ranks of one replica are scheduled together, and start and end their steps together. If a
-step's end finishes a request, and the request that is sent next leaves the front end at the same instant, it enters
-right after that end.
+like a replica here, but the ranks of one replica are scheduled together, and start and end their steps together. If the
+end of a step finishes a request, and a request that its client then sends leaves the front end at the same instant, the
+new request enters right after that end.
 """
 
 from __future__ import annotations

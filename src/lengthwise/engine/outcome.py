@@ -109,7 +109,7 @@ def _gaps(outcome: EngineOutput) -> TokenGaps:
         histogram=outcome.histogram,
         edges_s=gap_edges(),
         total=int(outcome.replicas["gaps"].sum()),
-        sum_s=float(np.cumsum(outcome.replicas["gap_sum_s"])[-1]),  # In order: np.sum adds pairwise, sum() compensates.
+        sum_s=float(np.cumsum(outcome.replicas["gap_sum_s"])[-1]),  # in order; np.sum and sum() round otherwise
         max_s=float(outcome.replicas["gap_max_s"].max()),
         gap_s=gap_s,
         count=count,

@@ -135,11 +135,11 @@ class Params:
         seed: int | tuple[int, int],
     ) -> None:
         limits, scheduler, kv = deployment.limits, deployment.scheduler, deployment.kv
-        # Schedulers with a KV cache of their own: replicas, or their data-parallel ranks (``dp`` of each). In the first
-        # group, those of all groups.
+        # Number of schedulers with a KV cache of their own: one for each replica, or for each of its ``dp`` ranks. The
+        # parameters of the first group have the number in all groups.
         self.replicas, self.dp = deployment.schedulers, deployment.parallel.dp
         self.pp = len(deployment.cost.stage_layers)
-        # A step is formed before the step before it has ended, and with ``hide_host`` the host prepares it meanwhile.
+        # A step is formed while the previous one runs, and with ``hide_host`` the host prepares it in that time.
         self.async_scheduling, self.hide_host = scheduler.async_scheduling, scheduler.hide_host
         # Maximum number of steps in the pipeline of a replica.
         self.max_in_flight = ASYNC_STEPS_IN_FLIGHT if self.async_scheduling else limits.max_in_flight or self.pp
@@ -224,7 +224,7 @@ class Params:
         settings = speculation or Speculation("ngram", 1, 0.0)
         # Slots of KV memory after those of the step's tokens; the last block of a cached prefix is computed again.
         self.lookahead_tokens, self.drops_block = settings.lookahead_tokens, self.speculates and settings.drops_block
-        # Tokens by which vLLM pads the last token of a prompt to the size of a verification.
+        # Tokens that vLLM adds to the last token of a prompt, to reach the size of a verification.
         pads = self.speculates and not settings.per_batch_size
         self.padding_tokens = settings.num_speculative_tokens if pads else 0
         self.burstiness, self.missed_draft_rate = settings.burstiness, settings.missed_draft_rate
@@ -445,7 +445,7 @@ def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: f
 
 
 def check_groups(deployment: Deployment) -> None:
-    """Raise InputError for policies that compare replicas, or requests, of unlike groups by what differs."""
+    """Raise InputError for routers, preemption and bins that need equal replicas, if there are several groups."""
     if not deployment.groups:
         return
     deployment.require_like_groups()

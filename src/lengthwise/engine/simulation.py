@@ -17,7 +17,7 @@ from lengthwise.schema.workload import Workload
 
 LOG_ROWS = 200_000
 ENGINES = ("kernel", "reference")
-COMPILE_S = 20.0  # CPU seconds of a compilation on a quick core; others take longer for both
+COMPILE_S = 20.0  # a run that takes the reference no longer than this need not wait for the compilation
 _STEP_S, _TOKEN_S, _REQUEST_S = 7e-5, 2.5e-6, 1e-4
 """CPU seconds of the reference on the core that compiles in 25 s, fitted to runs of 500 chats at 2 to 60 requests/s."""
 
@@ -114,9 +114,9 @@ def on_compile(listener: Callable[[bool], None]) -> Iterator[None]:
 
 
 def reference_s(workload: Workload, deployment: Deployment) -> float:
-    """Return about how many seconds the reference takes for a run, or infinity with policies that users define.
+    """Estimate the seconds that the reference takes for a run. The result is infinity with policies that users define.
 
-    A replica takes steps of at least one decode's time for as long as requests arrive and the last of them decodes.
+    The number of steps is that of a replica that decodes one sequence while requests arrive, then the longest output.
     """
     from lengthwise.engine.step_time import step_time
 

@@ -33,10 +33,10 @@ def reserved_tokens(remaining: float, allowed: int, margin: float) -> float:
 def adapted_margin(margin: float, max_share: float, spent_s: float, idle_s: float, turnovers_per_s: float) -> float:
     """Return the margin after a step.
 
-    Preemptions for lack of memory raise it by ``spent_s``, the time to compute their tokens again. The decoding time of
-    the step, times the share of memory that is free while requests wait, lowers it: ``idle_s``. The margin thus settles
-    where recomputation takes the share ``max_share`` of the idle time. At a share of 0 the first preemption makes every
-    request reserve its limit. ``turnovers_per_s`` is how often the tokens of a second fill the KV cache.
+    ``spent_s``, the time to recompute what was preempted for lack of memory, raises the margin. ``idle_s``, the step's
+    decoding time times the share of memory that is free while requests wait, lowers it. So the margin settles where
+    recomputation takes ``max_share`` of the idle time. With ``max_share`` 0, the first preemption makes every request
+    reserve its limit. The tokens of the run fill the KV cache ``turnovers_per_s`` times a second.
     """
     if max_share <= 0.0:
         return math.inf if spent_s > 0.0 else margin

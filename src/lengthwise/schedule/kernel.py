@@ -108,7 +108,7 @@ def decode_layer_s(t, seqs, kv_tokens, more_tokens, share):
 
 
 @jit_cold
-def ends_s(t, seqs, tokens, first, last):
+def outside_layers_s(t, seqs, tokens, first, last):
     """Return the seconds of a visit outside the layers (embedding, host, head, send), or 0 without sequences."""
     if seqs <= 0.0:
         return 0.0
@@ -269,8 +269,8 @@ _pace_factor, _part_factor = jit(pace_factor), jit(part_factor)
 @jit
 def _visit_of(a, b, groups, g, layer_a_s, layer_b_s, seqs, tokens):
     if groups[g, 2] > 0:
-        return groups[g, 1] * layer_b_s + ends_s(b, seqs, tokens, groups[g, 3], groups[g, 4])
-    return groups[g, 1] * layer_a_s + ends_s(a, seqs, tokens, groups[g, 3], groups[g, 4])
+        return groups[g, 1] * layer_b_s + outside_layers_s(b, seqs, tokens, groups[g, 3], groups[g, 4])
+    return groups[g, 1] * layer_a_s + outside_layers_s(a, seqs, tokens, groups[g, 3], groups[g, 4])
 
 
 @jit
@@ -518,5 +518,5 @@ def visits(t, seqs, kv_tokens, layers, first, last, more_tokens, prefill, share,
         else:
             tokens = seqs[row]
             layer_s = decode_layer_s(t, seqs[row], kv_tokens[row], more_tokens[row], share)
-        out[row] = layers[row] * layer_s + ends_s(t, seqs[row], tokens, first[row], last[row])
+        out[row] = layers[row] * layer_s + outside_layers_s(t, seqs[row], tokens, first[row], last[row])
     return 0

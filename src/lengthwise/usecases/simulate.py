@@ -189,8 +189,8 @@ def hidden_host_note(variant: Variant) -> str:
 
 
 def whole_prompts_note(deployment: Deployment) -> str:
-    """Return a warning if the prefix cache is on but the scheduler never looks whole prompts up, otherwise ""."""
-    by_sglang = deployment.scheduler.sglang is not None  # SGLang looks whole prompts up, too
+    """Return a warning if the prefix cache is on, but the batching policy never uses it, otherwise ""."""
+    by_sglang = deployment.scheduler.sglang is not None  # SGLang's rules use the cache for whole prompts, too
     if not deployment.limits.enable_prefix_caching or chunks_prompts(deployment) or by_sglang:
         return ""
     return (

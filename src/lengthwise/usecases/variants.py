@@ -239,7 +239,7 @@ def _mixed(scenario: Scenario, sharing: Sharing | None) -> Deployment:
 
 
 def overlaps_by_engine(scenario: Scenario) -> bool:
-    """Return whether the steps overlap where the simulator models it, as by default in the scenario's engine."""
+    """Return whether the overlap of steps is left to the default of the scenario's engine, and that is to overlap."""
     own = scenario.engine.name is not None and ENGINES[scenario.engine.name].async_scheduling
     return own and scenario.scheduler.async_scheduling is None
 

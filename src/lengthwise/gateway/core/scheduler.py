@@ -60,8 +60,8 @@ class Scheduler:
         self.bins = Bins(order.bins, min(order.batch_wait_s, order.max_wait_s))
         self._binned = order.mode == "bins"
         self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch)
-        self._deadlines = TimePerRequest()  # when requests expire that wait beyond their client's deadline
-        self._deferred = TimePerRequest()  # when requests are queued again that engines have refused
+        self._deadlines = TimePerRequest()  # when waiting requests expire: the deadlines of their clients
+        self._deferred = TimePerRequest()  # when requests that engines have refused return to the queue
         self._next_unserved_check_s = math.inf  # time of the next search for requests without an engine
         self.entries: dict[int, Entry] = {}
         self._changed, self._num_preempted = False, 0
@@ -165,7 +165,7 @@ class Scheduler:
     def on_queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> bool:  # noqa: A002
         """Queue a request again, because its worker reported a full queue.
 
-        The worker backs off, with a lower limit. From the second refusal in a row on, the request waits twice as long
+        The worker backs off, and its limit falls. From the second refusal in a row on, the request waits twice as long
         as its worker backs off, if other requests wait. If a worker has accepted another request since it last refused
         this one, its refusal is *suspect*: the cause may be the request. After a suspect refusal, and from the fifth
         refusal in a row on, no worker backs off: the request is deferred for 2 s. Return False if the request must end:

@@ -37,7 +37,7 @@ class ConcurrencyLimit:
         self._limit, self._doubling, self._max_used = float(dispatch.start), True, 0
         self._signals, self._adapted_at_s = Signals(), -math.inf
         self._backoff_s, self.backoff_until_s, self._refused_s = _MIN_BACKOFF_S, -math.inf, -math.inf
-        # Of the request whose first token came last: times of token and dispatch, and requests in flight at the token.
+        # The latest first token: its time, when its request was dispatched, and the requests in flight at that time.
         self.last_accepted_s, self.last_accepted_dispatch_s, self.accepted_in_flight = -math.inf, -math.inf, 0
 
     def configure(self, dispatch: Dispatch) -> None:
@@ -209,7 +209,7 @@ _HALF_LIFE_S = 60.0
 
 
 class Throughput:
-    """The largest observed output rate of a worker, None before any. An observation halves per minute of streaming."""
+    """The largest observed output rate of a worker, or None before any. It halves with each minute of streaming."""
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None

@@ -103,7 +103,7 @@ class App:
         self.configure(config)
 
     def configure(self, config: GatewayConfig) -> None:
-        """Apply other keys and limits to later requests. A key that remains retains what is left of its quotas."""
+        """Apply other keys and limits to later requests. A key in both configurations keeps the rest of its quotas."""
         self._limits, prefixes = config.limits, config.dispatch.prefixes
         hasher = None if prefixes == "none" else self._prefix_hasher
         self._parser = RequestParser(config.limits, hasher, by_tenant=prefixes == "tenant")

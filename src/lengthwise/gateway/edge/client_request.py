@@ -209,7 +209,7 @@ _FORWARDED = (
     (b"tracestate", "tracestate", _PRINTABLE),
     (b"x-session-id", "X-Session-Id", _IDENTIFIER),
 )
-"""Headers that the engine receives: none by which a client could rank, route or authorize its request."""
+"""Headers that the engine receives. None lets a client rank, route or authorize its own request."""
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?\Z")
 _JSON_TYPE = re.compile(
     rb"application/(?:json|[a-z0-9.\-]+\+json)[ \t]*(?:;[ \t]*charset=\"?utf-?8\"?[ \t]*)?\Z", re.IGNORECASE
@@ -293,7 +293,8 @@ def _other_tokens(body: Chat | Completion) -> int:
 def estimate_prompt_tokens(text: str) -> int:
     """Estimate the number of tokens of a text.
 
-    Of a long text only three slices are read, in constant time, at random places, which a client cannot leave blank.
+    Of a long text only three slices are read, which takes constant time. Their places are random, so that a client
+    cannot lower the estimate by blanks at known places.
     """
     size, count = (_ASCII_SLICE, ascii_tokens) if text.isascii() else (_SLICE, estimated_tokens)
     if len(text) <= 3 * size:
@@ -321,7 +322,7 @@ _CHUNK = 1 << 18
 _OBJECTS, _TEXTS = 16, 32
 """Limits for each allowed message. A plain message has 1 object and 4 strings; one with a part and a tool call has 6
 and 17 (lists count as objects)."""
-_MIN_MESSAGES = 4096  # messages by which these limits are multiplied at least
+_MIN_MESSAGES = 4096  # the limits for a body are those for one message, times the allowed messages or this, if larger
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,7 +329,7 @@ async def require_success(
 
 MAX_PRIORITY = (1 << 31) - 1
 _LEVELS = np.arange(0.5, 64) / 64
-_MAX_HINTED_LENGTHS = 8  # hinted lengths, predicted for after 1, 2, 4, ..., 128 windows of tokens
+_MAX_HINTED_LENGTHS = 8  # hinted lengths of outputs that do not end within 1, 2, 4, ..., 128 further windows of tokens
 _QUANTILES = {"median": 0.5, "p80": 0.8, "p90": 0.9}
 
 

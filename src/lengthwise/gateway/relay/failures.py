@@ -53,7 +53,7 @@ class AttemptInterruptedError(Exception):
 
 MAX_RETRIES, MAX_OWNER_RETRIES = 10.0, 5.0  # retries in a row, in total and of one owner
 _ONE = 1.0 - 1e-9  # a sum of shares may be rounded to just below 1
-MAX_OWNERS = 4096  # owners whose budget is not full; beyond it the budget of the oldest retry's owner is full again
+MAX_OWNERS = 4096  # owners with used retries; beyond it, the owner whose last retry is the oldest gets all of them back
 
 
 def request_owner(client: Client) -> Hashable:

@@ -133,7 +133,7 @@ def call_torch(torch: Any, call: Callable[[], T]) -> T:
 
 
 def is_lost(torch: Any) -> bool:
-    """Return whether the GPU fails until this process ends, as it does after a fault in a kernel."""
+    """Return whether every later GPU call of this process fails, as after a fault in a kernel."""
     if not torch.cuda.is_initialized():
         return False
     for _ in range(2):  # the first call may report an earlier, passing error
