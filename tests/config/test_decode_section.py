@@ -58,7 +58,7 @@ def test_links_and_seconds_of_a_kv_transfer():
 
 def test_conditional_disaggregation_from_a_file(capsys):
     text = 'link_sharing = "fair", max_local_prefill_length = 512, max_prefill_queue_size = 8, '
-    text += 'kv_transfer_timeout = "2s", kv_load_failure_policy = "recompute"'
+    text += 'kv_transfer_timeout = "2s", kv_load_failure_policy = "recompute", layerwise = true'
     one = build(reported(text))[0]
     side = one.deployment.decode
     assert (side.kv_transfer.sharing, side.max_local_prefill_length, side.max_prefill_queue_size) == ("fair", 512, 8)
@@ -68,9 +68,13 @@ def test_conditional_disaggregation_from_a_file(capsys):
         512,
         8,
     )
+    assert shown["transfer_layers"] == one.deployment.model.layers
     show(one, explain(one))
     text = " ".join(capsys.readouterr().out.split())
-    assert "for a mean prompt, links shared; a request is recomputed that waits 2.00 s for it" in text
+    assert (
+        "for a mean prompt, links shared; layer by layer, from the start of the step that completes a prompt;" in text
+    )
+    assert "a request is recomputed that waits 2.00 s for it" in text
     assert "prompts of up to 512 tokens, and any while 8 or more wait on the prefill side" in text
     for bad in ("max_local_prefill_length = -1", "max_prefill_queue_size = 0", 'link_sharing = "some"'):
         with pytest.raises(InputError, match=bad.split()[0]):

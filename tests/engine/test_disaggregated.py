@@ -323,6 +323,8 @@ def test_what_cannot_work_is_refused():
         InputError, match=r"decode.max_prefill_queue_size must be a whole number of at least 1; it is 0"
     ):
         disaggregated(max_prefill_queue_size=0)
+    with pytest.raises(InputError, match="layers of a KV transfer must be a whole number of at least 0; it is -1"):
+        KVTransfer(layers=-1)
     with pytest.raises(InputError, match="kv_transfer_timeout must be above 0"):
         KVTransfer(timeout_s=0.0)
     with pytest.raises(InputError, match=r"no kv_load_failure_policy named 'retry'"):

@@ -37,6 +37,10 @@ HANDOVERS = (
     KVTransfer(0.003, 1.0, 3e3, sharing="fair"),
     KVTransfer(1.0, 1.0, 1e3),
     KVTransfer(0.1, 10.0, 1e5, timeout_s=0.05),
+    KVTransfer(0.0, 100.0, 1e5, layers=4),
+    KVTransfer(0.003, 1.0, 300.0, sharing="none", layers=1),
+    KVTransfer(0.003, 1.0, 3e3, sharing="fair", layers=3),
+    KVTransfer(0.0, 0.0, 1e5, sharing="fair", layers=2),
     KVTransfer(0.1, 10.0, 1e5, timeout_s=0.02, kv_load_failure_policy="recompute"),
 )
 

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from observers import INFINITY, LAW, entries, last_state, longest_output, may_get_stuck, restarts_as_decode, run, watch
 from sides import disaggregated
 from test_kernel_agrees import assert_same
-from worlds import workloads
+from worlds import GPU, MODEL, NODE, cost_tables, workloads
 
+from lengthwise.policy import scheduler
+from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, KvPlan, KVTransfer, Parallelism
 from lengthwise.schema.records import Status
+from lengthwise.schema.workload import Workload
 
 LIMITS = st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])
 
@@ -117,7 +120,8 @@ def test_time_goes_on_and_causes_come_first(workload, deployment):
     handed = done & (r.output_tokens > 1) & (r.preemptions == 0) & (r.prompt_tokens > decode.max_local_prefill_length)
     recomputes = decode.kv_transfer.kv_load_failure_policy == "recompute"
     if decode.max_prefill_queue_size is None and not recomputes and not restarts_as_decode(deployment):
-        min_s = decode.kv_transfer.fixed_s + r.prompt_tokens * decode.kv_transfer.token_s
+        link = decode.kv_transfer
+        min_s = link.fixed_s + r.prompt_tokens * link.token_s / max(1, link.layers)
         assert (r.finished_s >= r.first_token_s + min_s)[handed].all()
     assert (r.queued_for_s[done] <= (r.finished_s - r.arrival_s)[done] * (1 + 1e-12)).all()
 
@@ -132,6 +136,32 @@ def test_no_decision_of_either_side_depends_on_an_output_still_to_come(workload,
     other = before.requests.output_tokens + np.random.default_rng(seed).integers(1, 300, len(workload))
     changed = dataclasses.replace(workload, output_tokens=np.where(running, other, workload.output_tokens))
     assert_same(run(changed, deployment, time_limit_s=at_s), before)
+
+
+@LAW
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=4), st.integers(1, 8), st.sampled_from(["fcfs", "fair", "none"]),
+    st.sampled_from([0.0, 0.003]), st.floats(0.0, 0.01), st.integers(1, 3),
+)  # fmt: skip
+def test_a_transfer_layer_by_layer_hides_behind_the_last_step_of_its_prompt(
+    prompts, layers, sharing, fixed_s, token_s, output
+):
+    link, n = KVTransfer(fixed_s, token_s, 1.0, sharing=sharing), len(prompts)
+    limits, kv = EngineLimits(max_num_seqs=8, max_num_batched_tokens=100), KvPlan(400, 16, 0.0, 0.0, 0.0, 0.0)
+    side = DecodeSide(Parallelism(), limits, cost_tables([3]), kv, link)
+    after = Deployment(
+        MODEL, GPU, NODE, Parallelism(), limits, scheduler("vllm_v1"), cost_tables([2]), kv, 2000, decode=side
+    )
+    early = dataclasses.replace(
+        after, decode=dataclasses.replace(side, kv_transfer=dataclasses.replace(link, layers=layers))
+    )
+    workload = Workload(1000.0 * np.arange(n), np.array(prompts), np.full(n, output))  # one at a time
+    found, expected = run(workload, early), run(workload, after)
+    steps, moved_s = expected.steps, token_s * np.array(prompts)
+    last = [np.flatnonzero(steps.end_s == first_s)[0] for first_s in expected.requests.first_token_s]
+    saved_s = np.minimum((steps.end_s - steps.start_s)[last], moved_s - moved_s / layers) * (output > 1)
+    np.testing.assert_array_equal(found.requests.first_token_s, expected.requests.first_token_s)
+    np.testing.assert_allclose(expected.requests.finished_s - found.requests.finished_s, saved_s, rtol=1e-6, atol=1e-6)
 
 
 @LAW

@@ -241,6 +241,12 @@ def _shape_rows(d: Deployment) -> list[str]:
             "max_prefill_queue_size). The routers of these files send every prompt to a prefill replica; Dynamo's has "
             "--router-conditional-disagg"
         )
+    if d.decode is not None and d.decode.kv_transfer.layers:
+        rows.append(
+            "The simulation transfers the KV cache layer by layer during the prefill (layerwise). These files take "
+            "NIXL, which transfers it after the prefill. A connector that sends layers, such as vLLM Ascend's "
+            "MooncakeLayerwiseConnector, takes its place in --kv-transfer-config"
+        )
     if d.decode is not None and math.isfinite(d.decode.kv_transfer.timeout_s):
         rows.append(
             "The simulation has a timeout of waiting KV transfers (kv_transfer_timeout); these files leave the "

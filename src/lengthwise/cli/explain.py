@@ -205,7 +205,8 @@ def _transfer_rules(link: KVTransfer) -> str:
     """Return what simultaneous transfers do, and what happens to those that wait for too long."""
     late = "fails" if link.kv_load_failure_policy == "fail" else "is recomputed"
     limit = f"; a request {late} that waits {duration(link.timeout_s)} for it" if math.isfinite(link.timeout_s) else ""
-    return _SHARING[link.sharing] + limit
+    early = "; layer by layer, from the start of the step that completes a prompt" if link.layers else ""
+    return _SHARING[link.sharing] + early + limit
 
 
 def _local_prefill(side: DecodeSide) -> str:

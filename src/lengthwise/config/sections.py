@@ -89,6 +89,7 @@ class DecodeSection(Section):
     kv_transfer: Wait = 0.0  # additional seconds of each request's KV transfer
     # What simultaneous transfers of a replica do: one at a time, share its bandwidth, or each have all of it.
     link_sharing: Literal["fcfs", "fair", "none"] = "fcfs"
+    layerwise: bool = False  # transfer each layer's KV cache as soon as the last chunk's step has computed it
     kv_transfer_timeout: Wait = float("inf")  # from the prefill until its transfer must have started
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # of a request whose transfer has timed out
     # Decode replicas prefill prompts of up to so many tokens, and any prompt while so many wait on the prefill side.

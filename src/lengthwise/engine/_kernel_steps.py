@@ -33,7 +33,7 @@ from lengthwise.engine._kernel_reserve import adapt_margin
 from lengthwise.engine._kernel_sglang import insert_prompts, lower_ratio, merge_prompts, note_room
 from lengthwise.engine._kernel_speculation import advance_each, start_drafts, verification_s
 from lengthwise.engine._kernel_tiers import LOADING, complete_offloading, end_load, end_offloading, store_prompts, wake
-from lengthwise.engine._kernel_transfers import end_transfer, queue_for_decode
+from lengthwise.engine._kernel_transfers import end_before_transfer, end_transfer, queue_for_decode
 from lengthwise.schema.records import Status
 
 BAD_DECODE_ROUTE = kernel_layout.BAD_DECODE_ROUTE
@@ -176,15 +176,12 @@ def record_rank(S, r, now_s, end_s, free_s, shared_s, drafter_s):
 
 
 @jit_cold
-def end_dummy(S, r):
-    """End the oldest step in flight of rank ``r`` if it is a dummy step. Return whether it is one."""
-    rep, stride = S.replicas[r], S.params[0].stride
-    if not is_dummy(S, r * stride + rep.first_flight):
-        return False
-    rep.first_flight = (rep.first_flight + 1) % stride
+def _end_dummy(S, r):
+    """End the oldest step in flight of rank ``r``, which is a dummy step."""
+    rep = S.replicas[r]
+    rep.first_flight = (rep.first_flight + 1) % S.params[0].stride
     rep.in_flight -= 1
     rep.is_blocked = 0
-    return True
 
 
 @jit
@@ -500,7 +497,9 @@ def _end_verification(S, r, g, now_s):
 @jit
 def end_step(S, D, r, now_s, rank, router):  # noqa: C901, PLR0912  one sequence
     """End the replica's oldest step in flight. Under disaggregation, ``router`` chooses the decode replicas."""
-    if S.params[S.replicas[r].side].dp > 1 and end_dummy(S, r):
+    rep, stride = S.replicas[r], S.params[0].stride
+    if S.params[rep.side].dp > 1 and is_dummy(S, r * stride + rep.first_flight):
+        _end_dummy(S, r)
         return
     if overlaps(S):
         _end_overlapped_step(S, r, now_s)
@@ -508,7 +507,6 @@ def end_step(S, D, r, now_s, rank, router):  # noqa: C901, PLR0912  one sequence
     if S.params[0].async_scheduling == 1:
         _end_async_step(S, r, now_s)
         return
-    rep, stride = S.replicas[r], S.params[0].stride
     f = r * stride + rep.first_flight
     flight = S.flights[f]
     rep.first_flight = (rep.first_flight + 1) % stride
@@ -769,7 +767,10 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
     q.decoding = 1
     q.last_token_s = now_s
     if q.generated == q.output:
-        _finish(S, r, slot, now_s)
+        if q.early_blocks > 0:
+            end_before_transfer(S, r, slot, now_s)
+        else:
+            _finish(S, r, slot, now_s)
     elif S.params[0].decode_replicas > 0 and S.replicas[r].side == 0:
         queue_for_decode(S, D, r, slot, now_s, rank, router)
     else:

@@ -7,6 +7,7 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import assign_return_number, join
 from lengthwise.engine._kernel_memory import (
     blocks_to_admit,
+    end_request,
     expire,
     move_load,
     note_admission,
@@ -18,9 +19,11 @@ from lengthwise.engine._kernel_prefix import previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
 from lengthwise.engine._kernel_tiers import end_offloading
 from lengthwise.schema.deployment import LINK_SHARINGS
+from lengthwise.schema.records import Status
 
 BAD_DECODE_ROUTE = kernel_layout.BAD_DECODE_ROUTE
 FCFS, FAIR = LINK_SHARINGS.index("fcfs"), LINK_SHARINGS.index("fair")
+FINISHED = int(Status.FINISHED)
 INFINITY = float("inf")
 
 
@@ -33,6 +36,15 @@ def queue_for_decode(S, D, r, slot, now_s, rank, router):
     q.transfer_blocks = q.blocks
     q.blocks = 0
     S.running[r] -= 1
+    if q.early_blocks > 0:
+        to = q.decode_replica
+        q.blocks, q.early_blocks = q.early_blocks, 0
+        q.context, q.queued_at_s = q.prompt + q.generated, now_s
+        move_load(S, q, r, to)
+        S.running[to] -= 1  # ``note_admission`` takes a waiting request.
+        S.waiting[to] += 1
+        note_admission(S, to, slot, now_s, rank)
+        return
     to = route_to_decode(S, D, q, router)
     if to >= 0:
         move_load(S, q, r, to)
@@ -88,36 +100,97 @@ def start_transfers(S, D, r, now_s, rank, memory):
         q.blocks = blocks
         note_admission(S, r, slot, now_s, rank)
         q.decode_replica = r
-        end_s = _transfer_end_s(S, r, q, now_s)
-        if end_s <= now_s:
-            _receive(S, r, slot)
-            continue
-        S.partials[r, -1 - rep.incoming] = slot
-        rep.incoming += 1
-        D.slot_of[q.index] = slot
-        if end_s < INFINITY:
-            push_event(S, end_s, len(S.replicas) + q.index)
-        else:
-            _join_path(S, D, q, (q.context - 1) * params.transfer_token_s, now_s)
-            is_shared = True
+        is_shared = _start_transfer(S, D, slot, q.context - 1, now_s, 0.0) or is_shared
     if is_shared:
         _share_links(S, D)
 
 
 @jit_cold
-def _transfer_end_s(S, r, q, now_s):
-    """Return when a transfer that starts now ends, or infinity if that depends on others that share its links."""
-    rep, source, params = S.replicas[r], S.replicas[q.prefill_replica], S.params[1]
-    link_s = (q.context - 1) * params.transfer_token_s
-    duration_s = params.transfer_fixed_s + link_s
-    if params.link_sharing == FAIR and link_s > 0:
-        return INFINITY
-    if params.link_sharing != FCFS:
-        return now_s + duration_s
-    end_s = max(now_s, source.sends_until_s, rep.receives_until_s) + duration_s
-    source.sends_until_s = end_s
-    rep.receives_until_s = end_s
-    return end_s
+def _start_transfer(S, D, slot, tokens, now_s, earliest_end_s):
+    """Start the transfer of a request's ``tokens`` cached tokens, which arrives at ``earliest_end_s`` at the earliest.
+
+    Return whether it shares links, so that its end depends on others.
+    """
+    q, params = S.slots[slot], S.params[1]
+    r, link_s = q.decode_replica, tokens * params.transfer_token_s
+    rep, source = S.replicas[r], S.replicas[q.prefill_replica]
+    is_shared, end_s = params.link_sharing == FAIR and link_s > 0, now_s
+    if not is_shared:
+        if params.link_sharing == FCFS:
+            end_s = max(now_s, source.sends_until_s, rep.receives_until_s)
+        end_s = max(end_s + (params.transfer_fixed_s + link_s), earliest_end_s)
+        if params.link_sharing == FCFS:
+            source.sends_until_s = end_s
+            rep.receives_until_s = end_s
+        if end_s <= now_s and q.early_blocks == 0:
+            _receive(S, r, slot)
+            return False
+    S.partials[r, -1 - rep.incoming] = slot
+    rep.incoming += 1
+    D.slot_of[q.index] = slot
+    if is_shared:
+        D.earliest_end_s[q.index] = earliest_end_s
+        _join_path(S, D, q, link_s, now_s)
+    else:
+        push_event(S, end_s, len(S.replicas) + q.index)
+    return is_shared
+
+
+@jit_cold
+def send_layers(S, D, r, started, now_s, memory, router):
+    """Start the transfers of the prompts that the last ``started`` steps of a prefill replica complete.
+
+    They are layer by layer. A request that gets no slot and memory of its decode replica now, or would overtake another
+    one there, is transferred after its prefill.
+    """
+    rep, stride, is_shared = S.replicas[r], S.params[0].stride, False
+    for k in range(rep.in_flight - started, rep.in_flight):
+        f = r * stride + (rep.first_flight + k) % stride
+        for i in range(S.flights[f].prompts):
+            slot = S.prompt_slot[f, i]
+            q = S.slots[slot]
+            if q.prefilled + S.prompt_chunk[f, i] < q.context or not _reserve(S, D, r, slot, memory, router):
+                continue
+            layer_s = q.context * S.params[1].transfer_token_s / S.params[1].transfer_layers
+            earliest_end_s = S.flights[f].end_s + (S.params[1].transfer_fixed_s + layer_s)
+            is_shared = _start_transfer(S, D, slot, q.context, now_s, earliest_end_s) or is_shared
+    if is_shared:
+        _share_links(S, D)
+
+
+@jit_cold
+def _reserve(S, D, r, slot, memory, router):
+    """Take a slot and blocks of a decode replica for a request in prefill, as after it. Return whether there are."""
+    q = S.slots[slot]
+    to = route_to_decode(S, D, q, router)
+    if to < 0 or S.queues[S.replicas[to].queue].length > 0 or S.running[to] >= S.params[1].max_num_seqs:
+        return False
+    own = q.blocks
+    q.transfer_blocks, q.blocks, q.context, q.generated = own, 0, q.context + 1, q.generated + 1
+    S.work[0].decodes = 0
+    S.work[0].prompts = 0
+    blocks = blocks_to_admit(S, to, slot, q.context, 0, memory)
+    q.transfer_blocks, q.blocks, q.context, q.generated = 0, own, q.context - 1, q.generated - 1
+    if blocks < 0:
+        return False
+    S.replicas[to].free_blocks -= blocks
+    S.running[to] += 1
+    q.early_blocks = blocks
+    q.prefill_replica, q.decode_replica = r, to
+    return True
+
+
+@jit_cold
+def end_before_transfer(S, r, slot, now_s):
+    """End a request with its first token. Both sides keep its blocks until its transfer ends, which is not aborted."""
+    q = S.slots[slot]
+    own, q.blocks = q.blocks, 0
+    S.running[r] -= 1
+    S.results[q.index].finished_s = now_s
+    end_offloading(S, r, q)
+    end_request(S, r, slot, FINISHED, now_s)
+    S.counters[0].free_slots -= 1  # The transfer needs its slot.
+    q.transfer_blocks = own
 
 
 @jit_cold
@@ -213,7 +286,8 @@ def _end_on_path(S, D, p, now_s):
         if D.target_s[q.index] <= path.served_s:
             D.target_s[q.index] = INFINITY
             path.transfers -= 1
-            push_event(S, now_s + S.params[1].transfer_fixed_s, len(S.replicas) + q.index)
+            arrives_s = max(now_s + S.params[1].transfer_fixed_s, D.earliest_end_s[q.index])
+            push_event(S, arrives_s, len(S.replicas) + q.index)
         else:
             target_s = min(target_s, D.target_s[q.index])
     path.target_s = target_s
@@ -237,6 +311,13 @@ def end_transfer(S, D, i):
 def _receive(S, r, slot):
     rep, q = S.replicas[r], S.slots[slot]
     release_transfer_blocks(S, q)
+    if q.early_blocks > 0:  # The request has ended with its first token.
+        rep.free_blocks += q.early_blocks
+        S.running[r] -= 1
+        q.early_blocks = 0
+        S.free_slots[S.counters[0].free_slots] = slot
+        S.counters[0].free_slots += 1
+        return
     q.unhashed = -1
     rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
     assign_return_number(S, slot)

@@ -643,6 +643,18 @@ class Transfer:
             self.blocks = 0
 
 
+@dataclass(eq=False)
+class Receiver:
+    """What a decode replica keeps for a request in prefill, whose layers are transferred already.
+
+    If the request ends with its first token, ``left`` are its blocks on the prefill replica until the transfer ends.
+    """
+
+    replica: Replica
+    blocks: int
+    left: Transfer | None = None
+
+
 @dataclass
 class Path:
     """The transfers from one replica to another that share links.

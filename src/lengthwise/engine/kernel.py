@@ -41,7 +41,7 @@ from lengthwise.engine._kernel_steps import (
     stays_empty,
 )
 from lengthwise.engine._kernel_tiers import complete_offloading
-from lengthwise.engine._kernel_transfers import end_shared_transfers, route_to_decode, start_transfers
+from lengthwise.engine._kernel_transfers import end_shared_transfers, route_to_decode, send_layers, start_transfers
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
 
@@ -56,7 +56,7 @@ REFUSED = int(Rejection.REFUSED_BY_MEMORY_POLICY)
 INFINITY = float("inf")
 
 
-def run(
+def run(  # noqa: C901  one sequence
     state, decode_state, rank, victim, batching, memory, router, preemption, binning,
     decode_batching, decode_memory, decode_router, rules,
 ):  # fmt: skip
@@ -68,6 +68,7 @@ def run(
     """
     S, D = by_pointer(state), by_pointer(decode_state)
     params, counters = S.params[0], S.counters[0]
+    sends_layers = params.decode_replicas > 0 and S.params[1].transfer_layers > 0
     while True:
         end_s = S.event_s[0] if counters.events > 0 else INFINITY
         now_s = min(counters.entry_s, end_s, counters.bin_deadline_s, counters.transfer_end_s)
@@ -90,7 +91,7 @@ def run(
             count, k = _order_replicas(S, D, decoding, now_s, rank, decode_memory), 0
             while k < count:
                 r = S.tmp_order[k]
-                k += 1
+                k, in_flight = k + 1, S.replicas[r].in_flight
                 _schedule(
                     S, D, r, now_s, count - k, preemptions, rank, victim,
                     decode_batching if decoding else batching, decode_memory if decoding else memory, preemption, rules,
@@ -98,6 +99,9 @@ def run(
                 dp = S.params[S.replicas[r].side].dp
                 if dp > 1 and k % dp == 0 and _start_together(S, D, r + 1 - dp, now_s, count - k, preemptions):
                     k -= dp  # The ranks form one more step.
+                if sends_layers and not decoding:
+                    for one in range(r + 1 - dp, r + 1):
+                        send_layers(S, D, one, S.replicas[r].in_flight - in_flight, now_s, decode_memory, decode_router)
             if counters.problem != OK or (counters.preemptions == preemptions and not decoding):
                 break
         if counters.problem != OK:

@@ -47,8 +47,8 @@ slot_t = _record(
     """
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
-    cached cached_segment inserted prefill_replica decode_replica transfer_blocks place reserved extra_steps last_flight
-    skipped next_free_step in_block_frees surplus boundary drafts emits hit next_hit unhashed
+    cached cached_segment inserted prefill_replica decode_replica transfer_blocks early_blocks place reserved
+    extra_steps last_flight skipped next_free_step in_block_frees surplus boundary drafts emits hit next_hit unhashed
     """,
     "arrival_s last_token_s resumed_token_s queued_at_s queued_for_s charged_tokens queue_key",
 )
@@ -56,10 +56,11 @@ slot_t = _record(
 grow with decodes. The first ``cached`` of its blocks have contents that other requests find; in a radix tree these
 blocks end with ``cached_segment`` (-1: there is none), and the request itself has inserted the first ``inserted``.
 After its prefill for a decode replica, its blocks are the ``transfer_blocks`` at ``prefill_replica`` (-1: it was
-prefilled where it decodes) until the decode replica has fetched them. ``admission``, ``last_preemption`` and
-``return_number`` are sequence numbers within the run: of the request's last admission, last preemption, and last return
-from a step to the idle residents. Return numbers break ties of victims. If ``in_block_needs`` is 1, the group's
-``block_needs`` count the request's next block.
+prefilled where it decodes) until the decode replica has fetched them. While its last prefill step runs and its layers
+are transferred already, the decode replica keeps ``early_blocks`` for it; if it ends with that step, it does so until
+the end of the transfer. ``admission``, ``last_preemption`` and ``return_number`` are sequence numbers within the run:
+of the request's last admission, last preemption, and last return from a step to the idle residents. Return numbers
+break ties of victims. If ``in_block_needs`` is 1, the group's ``block_needs`` count the request's next block.
 In every local group of layers (``schema.deployment.KvGroups``) the request has freed its first ``skipped`` blocks. At
 ``next_free_step`` its window leaves a block, and then at every multiple of the block size; the group's ``block_frees``
 count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` further blocks. If full attention had a longer
@@ -256,7 +257,7 @@ param_t = _record(
     router_prefix router_sees_memory index_blocks rank_every_step needs_peak bins series_bins preempts_by_policy
     preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
     parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags link_sharing
-    max_local_prefill_length max_prefill_queue_size recomputes
+    transfer_layers max_local_prefill_length max_prefill_queue_size recomputes
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
     vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed long_prefill_token_threshold

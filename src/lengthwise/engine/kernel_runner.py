@@ -187,7 +187,8 @@ class DecodeState(NamedTuple):
     """State of the decode side, with costs as in ``State``. ``slot_of`` [n] is the slot of each request in transfer.
 
     Transfers that share links: ``paths`` [prefill x decode replicas], ``links`` [replicas], and ``target_s`` [n], the
-    service of its path at which each transfer ends (infinity: it is in no path).
+    service of its path at which each transfer ends (infinity: it is in no path). It arrives at ``earliest_end_s`` [n]
+    or later.
     ``prefill_*`` [prefill replicas] and ``decode_*`` [decode replicas] are the parts of the counts that routers see.
     """
 
@@ -206,6 +207,7 @@ class DecodeState(NamedTuple):
     links: Array
     fabric: Array
     target_s: Array
+    earliest_end_s: Array
     service_rate: Array
     prefill_waiting: Array
     prefill_running: Array
@@ -402,11 +404,11 @@ def _draft_cost(setup: Setup) -> PackedCost:
     return pack((chosen and chosen.drafter.tables) or setup.deployment.cost)
 
 
-def _paths(senders: int, receivers: int, requests: int) -> tuple[Array, Array, Array, Array, Array]:
-    """Return the state of KV transfers that share links, from ``paths`` to ``target_s``."""
+def _paths(senders: int, receivers: int, requests: int) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """Return the state of KV transfers that share links, from ``paths`` to ``earliest_end_s``."""
     paths, links = _rows(kernel_layout.path_t, senders * receivers), _rows(kernel_layout.link_t, senders + receivers)
     numbers, fabric = np.zeros(len(paths), np.int64), _rows(kernel_layout.fabric_t, 1)
-    return paths, numbers, links, fabric, np.full(requests, np.inf)
+    return paths, numbers, links, fabric, np.full(requests, np.inf), np.zeros(requests)
 
 
 def _param_rows(setup: Setup) -> Array:
@@ -429,6 +431,7 @@ def _param_rows(setup: Setup) -> Array:
             "transfer_timeout_s": side.kv_transfer.timeout_s,
             "recomputes": side.kv_transfer.kv_load_failure_policy == "recompute",
             "link_sharing": LINK_SHARINGS.index(side.kv_transfer.sharing),
+            "transfer_layers": side.kv_transfer.layers,
             "max_local_prefill_length": decode.max_local_prefill_length if decode else 0,
             "max_prefill_queue_size": (decode and decode.max_prefill_queue_size) or kernel_layout.ALL,
             "tier_row": side.params.replicas * (2 if side.params.router_prefix == 2 else 1),

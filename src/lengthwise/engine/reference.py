@@ -24,6 +24,7 @@ from lengthwise.engine._reference_state import (
     Offload,
     PrefixIndex,
     Queue,
+    Receiver,
     Replica,
     Request,
     RulesState,
@@ -75,6 +76,10 @@ class Reference:
                 first = side.index(rep) // rep.s.params.dp * rep.s.params.dp
                 rep.ranks = side[first : first + rep.s.params.dp]
         self.fabric = Fabric(len(self.replicas))
+        self.earliest_end_s = [0.0] * n
+        """By request, when its KV transfer can arrive."""
+        self.receivers: dict[int, Receiver] = {}
+        """By request in prefill, whose layers are transferred already."""
         if params.central_queue:
             self.queues = self.queues[:1]
         for rep in self.replicas:
@@ -172,7 +177,8 @@ class Reference:
         """End the KV transfers and the loads from CPU memory that end now, by request."""
         if self.fabric.end_s <= now:
             for q, to in self.fabric.end(now):
-                self.replicas[to].incoming[q] = now + self.replicas[to].s.kv_transfer.fixed_s
+                arrives_s = now + self.replicas[to].s.kv_transfer.fixed_s
+                self.replicas[to].incoming[q] = max(arrives_s, self.earliest_end_s[q.index])
         ends = [(q, rep) for rep in self.decode_replicas for q, end_s in rep.incoming.items() if end_s == now]
         ends += [(q, rep) for rep in self.replicas for q, offload in rep.loading.items() if offload.end_s == now]
         for q, rep in sorted(ends, key=lambda end: end[0].index):
@@ -531,11 +537,20 @@ class Reference:
         q.last.token_s, q.last.unhashed, q.last.is_received = now, tokens - 1, False
         if q.generated == q.output:
             self.results[q.index]["finished_s"] = now
+            if receiver := self.receivers.get(q.index):  # A transfer is not aborted.
+                receiver.left = Transfer(rep, q.blocks, q.cached)
+                q.blocks, q.cached = 0, ()
             self._end_request(rep, q, Status.FINISHED, now)
         elif self.s.decode_side and rep in self.prefill_replicas:  # ``rep`` has the blocks until they are fetched.
             self._end_offloading(q)
             q.transfer = Transfer(rep, q.blocks, q.cached)
             q.blocks, q.cached = 0, ()
+            if receiver := self.receivers.pop(q.index, None):
+                to, q.blocks = receiver.replica, receiver.blocks
+                self._move_load(to, q)
+                self._note_admission(to, q)
+                self.results[q.index]["replica"] = to.number
+                return
             to = self._route(self.s.decode_side, self.decode_replicas, q)
             self._move_load(to, q)
             self._enqueue(to.queue, q, now)
@@ -1441,6 +1456,7 @@ class Reference:
                 rep.phase_rounds += 1
                 rep.round_steps = [step]
         rep.flights.append(step)
+        self._send_layers(rep, step)
         if rep.gate:
             rep.adapt_gate(step)
         if rep.overlaps:
@@ -1480,22 +1496,56 @@ class Reference:
             self._take_blocks(rep, q, blocks, [])
             self._note_admission(rep, q)
             self.results[q.index]["replica"] = rep.number
-            link, source = rep.s.kv_transfer, q.transfer.source
-            link_s = (q.context - 1) * link.token_s
-            duration_s = link.fixed_s + link_s
-            end_s = now + duration_s
-            if link.sharing == "fair" and link_s > 0:
-                self.fabric.start(q, (source.number, rep.number), link_s, now)
-                end_s = math.inf
-            elif link.sharing == "fcfs":
-                end_s = max(now, source.sends_until_s, rep.receives_until_s) + duration_s
-                source.sends_until_s = rep.receives_until_s = end_s
-            rep.incoming[q] = end_s
-            if end_s <= now:
+            self._start_transfer(q.transfer.source, rep, q, q.context - 1, 0.0)
+            if rep.incoming[q] <= now:
                 self._receive(rep, q)
+
+    def _start_transfer(self, source: Replica, to: Replica, q: Request, tokens: int, earliest_end_s: float) -> None:
+        """Start the transfer of ``tokens`` cached tokens, which arrives at ``earliest_end_s`` at the earliest."""
+        link, start_s = to.s.kv_transfer, self.now_s
+        link_s = tokens * link.token_s
+        self.earliest_end_s[q.index] = earliest_end_s
+        if link.sharing == "fair" and link_s > 0:
+            self.fabric.start(q, (source.number, to.number), link_s, self.now_s)
+            to.incoming[q] = math.inf
+            return
+        if link.sharing == "fcfs":
+            start_s = max(start_s, source.sends_until_s, to.receives_until_s)
+        to.incoming[q] = end_s = max(start_s + (link.fixed_s + link_s), earliest_end_s)
+        if link.sharing == "fcfs":
+            source.sends_until_s = to.receives_until_s = end_s
+
+    def _send_layers(self, rep: Replica, step: Step) -> None:
+        """Start the transfers of the prompts that a step of a prefill replica completes, layer by layer.
+
+        A request that gets no slot and memory of its decode replica now, or would overtake another one there, is
+        transferred after its prefill.
+        """
+        side = self.s.decode_side
+        if side is None or side.kv_transfer.layers == 0 or rep in self.decode_replicas:
+            return
+        link = side.kv_transfer
+        for q in [q for q, chunk in step.prompts if q.prefilled + chunk >= q.context]:
+            to = self._route(side, self.decode_replicas, q)
+            if to.queue.waiting or len(to.running) >= to.s.params.max_num_seqs:
+                continue
+            own, tokens, before = q.blocks, q.context, q.transfer
+            q.transfer, q.blocks, q.generated = Transfer(rep, own, ()), 0, q.generated + 1  # as after its prefill
+            blocks = self._blocks_to_admit(to, Step(self.now_s), q, q.context, [])
+            q.transfer, q.blocks, q.generated = before, own, q.generated - 1
+            if blocks < 0:
+                continue
+            to.pool.take(blocks)
+            self.receivers[q.index] = Receiver(to, blocks)
+            layer_s = tokens * link.token_s / link.layers
+            self._start_transfer(rep, to, q, tokens, step.end_s + (link.fixed_s + layer_s))
 
     def _receive(self, rep: Replica, q: Request) -> None:
         del rep.incoming[q]
+        if (receiver := self.receivers.pop(q.index, None)) and receiver.left:  # It ended with its first token.
+            receiver.left.release()
+            rep.pool.release((), receiver.blocks)
+            return
         if q.transfer:
             q.transfer.release()
         q.last.is_received = True

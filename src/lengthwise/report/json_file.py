@@ -139,6 +139,7 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
             "cost_source": decode.cost.evidence.source,
             "transfer_fixed_s": decode.kv_transfer.fixed_s,
             "transfer_token_s": decode.kv_transfer.token_s,
+            "transfer_layers": decode.kv_transfer.layers,
             "link_sharing": decode.kv_transfer.sharing,
             "kv_transfer_timeout_s": decode.kv_transfer.timeout_s,
             "kv_load_failure_policy": decode.kv_transfer.kv_load_failure_policy,

@@ -531,6 +531,11 @@ class KVTransfer:
     and receives one at a time, in the order in which they were admitted. With "fair" they share the bandwidth of the
     sender and that of the receiver, max-min fair, and ``fixed_s`` follows. With "none" each has the complete bandwidth.
 
+    With ``layers`` above 0, those of the model, a transfer begins with the step that completes the prompt, and each
+    layer's part of the cache is sent when the step has computed it: the transfer ends at the earliest ``fixed_s`` and
+    the time of one layer's part after the step. The decode replica has the memory from the step's start on; where it
+    has none then, or other requests wait for it, the transfer begins after the prefill.
+
     A prefill replica frees the blocks of a request whose transfer has not started ``timeout_s`` after the prefill. The
     request then fails, or its decode replica recomputes it.
     """
@@ -542,10 +547,13 @@ class KVTransfer:
     link: str = ""  # its name, if known
     timeout_s: float = float("inf")
     kv_load_failure_policy: str = "fail"  # one of ``KV_LOAD_FAILURE_POLICIES``
+    layers: int = 0  # of a transfer layer by layer; 0: all transfers begin after the prefill
 
     def __post_init__(self) -> None:
         if self.kv_load_failure_policy not in KV_LOAD_FAILURE_POLICIES:
             raise UnknownNameError("kv_load_failure_policy", self.kv_load_failure_policy, KV_LOAD_FAILURE_POLICIES)
+        if not isinstance(self.layers, int | np.integer) or self.layers < 0:
+            raise InputError(f"layers of a KV transfer must be a whole number of at least 0; it is {self.layers!r}")
         if not self.timeout_s > 0:
             raise InputError(f"kv_transfer_timeout must be above 0; it is {self.timeout_s}")
         if self.sharing not in LINK_SHARINGS:

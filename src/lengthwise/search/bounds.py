@@ -104,8 +104,9 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     if decode is not None:  # With a limit on the prefill queue, the decode side may compute any prompt.
         link, is_remote = decode.kv_transfer, prompt > decode.max_local_prefill_length
         is_sent = is_remote & (output > 1) & (decode.max_prefill_queue_size is None)
-        transfer_s = np.where(is_sent, link.fixed_s + link.token_s * prompt, 0.0)
-        busy_s = np.where(is_sent, link.token_s * prompt, 0.0) if link.sharing == "fair" else transfer_s
+        at_once_s = link.token_s * prompt
+        transfer_s = np.where(is_sent, link.fixed_s + at_once_s / max(1, link.layers), 0.0)  # after the prefill
+        busy_s = np.where(is_sent, at_once_s + (link.fixed_s if link.sharing != "fair" else 0.0), 0.0)
         link_s = float(busy_s.mean()) if is_admitted.any() else 0.0
         if decode.prefills:
             own_s = stages[1].isolated_s(prompt)

@@ -291,6 +291,7 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
         sharing=section.link_sharing,
         timeout_s=section.kv_transfer_timeout,
         kv_load_failure_policy=section.kv_load_failure_policy,
+        layers=prefill.model.layers if section.layerwise else 0,
     )
     deployed = engine.disaggregate(prefill, decode, transfer)
     assert deployed.decode is not None
