@@ -152,7 +152,7 @@ def _find_in_groups(S, r, i, most):  # noqa: C901  one sequence
     longest, length, first = found, found, 0
     if local > 0:
         length, first = _find_local(S, base, found)
-        while length < found and groups == local:  # Without full attention, until the length stays.
+        while length < found and groups == local:  # Without full attention: until the length no longer falls.
             found = length
             length, first = _find_local(S, base, found)
     w.found_length = length

@@ -98,7 +98,7 @@ def count_loadable(S, r, q, found, now_s):
 
 @jit_cold
 def _estimate_load(S, r, q, found, reads, now_s):
-    """Return (end of the chunks that continue the ``found`` blocks, when their load would end, is one being loaded).
+    """Return (end of the chunks that continue the ``found`` blocks, when their load would end, whether one loads now).
 
     With ``reads``, chunks of the storage count, too. Loads of other requests count only before the first chunk that
     must be read from storage.

@@ -52,9 +52,9 @@ class State(NamedTuple):
     ``group_costs`` and ``group_sizes`` [groups, 12] (sizes of the tables, and the whole numbers of ``PackedCost``) are
     the costs of further groups of replicas.
 
-    Pipelines: a stage is free from ``stage_free`` [2 x replicas, stages] on (of a replica with several data-parallel
-    ranks this is row ``replicas`` + the number of its first rank), and takes ``stage_s`` [replicas, stages] for the
-    step formed last, where other ranks share nothing.
+    Pipelines: a stage is free from ``stage_free`` [2 x replicas, stages] on. The data-parallel ranks of a replica have
+    one row, ``replicas`` + the number of the first rank. ``stage_s`` [replicas, stages] are the seconds of the step
+    formed last, without what ranks compute together.
 
     Queues: ``queued_*`` are the heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers
     see for each replica the counts ``waiting``, ``running``, ``outstanding_tokens``, ``router_free_blocks``,

@@ -293,8 +293,7 @@ def _other_tokens(body: Chat | Completion) -> int:
 def estimate_prompt_tokens(text: str) -> int:
     """Estimate the number of tokens of a text.
 
-    Of a long text only three slices are read, which takes constant time. Their places are random, so that a client
-    cannot lower the estimate by blanks at known places.
+    Of a long text only three slices are read (constant time), at random places, so that no client can blank them out.
     """
     size, count = (_ASCII_SLICE, ascii_tokens) if text.isascii() else (_SLICE, estimated_tokens)
     if len(text) <= 3 * size:
