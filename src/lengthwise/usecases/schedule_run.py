@@ -1,4 +1,4 @@
-"""Run of a schedule in front of real engines, with a gateway (in mode rra for phases) and the load generator."""
+"""Runs a schedule on real engines: a gateway (in mode rra if the schedule has phases) and the load generator."""
 
 from __future__ import annotations
 
@@ -448,7 +448,7 @@ def _run_with_gateway(
 
 
 def schedule_requests(scenario: Scenario, planned: PlannedRun, engines: int = 1, seed: int | None = None) -> Workload:
-    """Return the scenario's requests. Without a number in the scenario, they suffice to measure the schedule."""
+    """Return the scenario's requests. If the scenario sets no number, return enough to measure it."""
     section = scenario.workload
     if section.num_requests is None and not section.is_replay:
         enough = split_requests if planned.phases is None else requests_to_count
