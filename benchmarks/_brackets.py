@@ -65,14 +65,11 @@ MTP_TOKENS, MTP_ACCEPTANCE = 3, 0.85
 
 def mtp(shared: Path, quick: bool) -> dict[str, Any]:
     """Return the coverage from the low end of ``simulate``'s interval with speculation to the high end without."""
-    (thetas,), points = fits_without(read(shared)[0], "family"), read(shared, MAY_SPECULATE)[0]
-    slow_s, found, left = FRONT_SLOW_S, [], Counter[str]()
+    (thetas,), slow_s, found, left = fits_without(read(shared)[0], "family"), FRONT_SLOW_S, [], Counter[str]()
+    points = read(shared, MAY_SPECULATE)[0]
     drafted = Speculation("mtp", MTP_TOKENS, MTP_ACCEPTANCE)
     for point in points[:: EVERY if quick else 1]:
         host = host_of(thetas[point.family], point)
-        if point.dp > 1:
-            left["data-parallel ranks that speculate"] += 1
-            continue
         alone, both = of_point(point, host, slow_s), of_point(point, host, slow_s, drafted)
         left["does not fit"] += not (alone and both)
         for without, drafts in zip(alone, both, strict=False):

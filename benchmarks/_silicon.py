@@ -59,7 +59,9 @@ NODE_GPUS, WIDE_EP = 8, 16
 SAME, EQUAL = 0.02, 1e-3
 """Two rows of one deployment and load, or of one load alone, whose TTFT and TPOT are this close are one measurement."""
 TWICE, UNKNOWN = "the same measurement, exported twice", "speculation"
-PROMPTS_PER_CLIENT, SHORTEST, SHARE = 10, 0.8, 32
+PROMPTS_PER_CLIENT, SHORTEST, SHARE, PREFILLING = 10, 0.8, 32, 256
+FEWEST_ROUNDS, TOKENS = 3, 10_000_000
+"""Large P/D loads are simulated for fewer prompts per client, but for TOKENS output tokens at least."""
 REQUEST_S = 3e-3
 """Seconds from the client to the scheduler, by which a new request misses the step that begins as another one ends."""
 
@@ -144,36 +146,40 @@ def read(shared: Path, instead: str = "") -> tuple[list[Point], dict[str, int]]:
         raise FileNotFoundError(f"{FILE} is not under {shared}")
     left: Counter[str] = Counter()
     unique: dict[tuple[Any, ...], list[Point]] = {}
-    last: dict[tuple[Any, ...], str] = {}
     unknown = []
     for row in pl.read_csv(shared / FILE, infer_schema_length=None).to_dicts():
         if (reason := next((reason for reason, holds in REASONS.items() if holds(row)), "")) != instead:
             unknown += [(reason, row)] if reason.startswith(UNKNOWN) else []
             left[reason] += 1
-            continue
-        point = _point(row)
-        same = unique.setdefault((*point.group, point.isl, point.osl, point.concurrency), [])
-        if any(abs(point.ttft_s / o.ttft_s - 1) <= SAME and abs(point.tpot_s / o.tpot_s - 1) <= SAME for o in same):
-            left[TWICE] += 1
-            continue
-        same.append(point)
-        last[_load_key(point)] = max(last.get(_load_key(point), ""), point.measured)
+        else:
+            point = _point(row)
+            same = unique.setdefault((*point.group, point.isl, point.osl, point.concurrency), [])
+            near = (abs(point.ttft_s / o.ttft_s - 1) <= SAME and abs(point.tpot_s / o.tpot_s - 1) <= SAME for o in same)
+            left[TWICE] += (twice := any(near))
+            same += [] if twice else [point]
     points = [point for same in unique.values() for point in same]
     by_load = grouped(points, lambda p: (p.gpu, p.backend, p.isl, p.osl, p.concurrency))
     for reason, row in unknown:
-        seconds, same = np.array(_seconds(row)), by_load.get((GPUS[row["system"]], row["backend"], *_load(row)), [])
-        if any(np.allclose((point.ttft_s, point.tpot_s), seconds, rtol=EQUAL, atol=0) for point in same):
-            left[reason] -= 1
-            left[TWICE] += 1
-    newest = [point for point in points if point.measured == last[_load_key(point)]]
+        same = by_load.get((GPUS[row["system"]], row["backend"], *_load(row)), [])
+        if any(np.allclose((p.ttft_s, p.tpot_s), _seconds(row), rtol=EQUAL, atol=0) for p in same):
+            left.update({reason: -1, TWICE: 1})
+    newest = [p for same in grouped(points, _load_key).values() for p in _newest(same)]
     left["measured again later with newer software"] = len(points) - len(newest)
     return newest, dict(left)
 
 
 def _load_key(p: Point) -> tuple[Any, ...]:
-    """Return a key of measurements of which only the last day's count, for any split of the experts."""
+    """Return a key of measurements of one load, for any split of the experts."""
     load = p.isl, p.osl, p.concurrency
     return p.model, p.gpu, p.backend, p.dtype, p.tp, p.dp, p.workers, p.prefill[:1], *load
+
+
+def _newest(same: Sequence[Point]) -> list[Point]:
+    """Return the last day's points, by split of the experts where each recipe names it: since 2025-12, without P/D."""
+    last = max(p.measured for p in same)
+    splits = {(p.moe_tp, p.ep): max(o.measured for o in same if (o.moe_tp, o.ep) == (p.moe_tp, p.ep)) for p in same}
+    known = [p for p in same if not p.prefill and p.measured >= "2025-12"]
+    return [p for p in same if p.measured == (splits[p.moe_tp, p.ep] if p in known else last)]
 
 
 def _may_speculate(row: dict[str, Any]) -> bool:
@@ -213,6 +219,8 @@ def _cut(row: dict[str, Any]) -> tuple[int, int, int, int]:
         return (1, moe_tp, 1, ep) if dp > 1 else (moe_tp, 1, 1, ep)
     if dp > 1 and tp == dp and gpus == tp * dp:
         return 1, dp, 1, tp
+    if row["backend"] == "vllm" and row["attention_dp_size"] is None and ep == 1 and gpus % tp == 0 and tp < gpus:
+        return tp, gpus // tp, moe_tp, ep  # vLLM divides experts over all data-parallel ranks
     return tp, dp, moe_tp, ep
 
 
@@ -286,8 +294,8 @@ class Loop:
     def longest(self) -> int:
         return self.prompt[1] + self.output[1] + 1
 
-    def workload(self, seed: int = 0) -> Workload:
-        rng, n = np.random.default_rng(seed), PROMPTS_PER_CLIENT * self.clients
+    def workload(self, seed: int = 0, rounds: int = PROMPTS_PER_CLIENT) -> Workload:
+        rng, n = np.random.default_rng(seed), rounds * self.clients
         prompt, output = (rng.integers(*of, size=n, endpoint=True) for of in (self.prompt, self.output))
         return Workload(np.zeros(n), prompt, output, concurrency=self.clients)
 
@@ -311,7 +319,8 @@ def _wait_steps(point: Point) -> float:
         if point.model == "glm-5":
             return 5.0 if point.dtype == "fp4" else 0.0
         return (10 if point.concurrency < 16 and (point.family, point.dtype) != ("qwen3.5", "fp4") else 30) / 2
-    if point.backend == "trtllm" and (point.isl, point.osl) == (1024, 1024):  # gathers prompts for so many steps
+    # TensorRT-LLM gathers prompts for so many steps.
+    if point.backend == "trtllm" and (point.isl, point.osl) == (1024, 1024):
         if point.model.startswith("llama"):
             return 20.0 if point.tp < 8 else 0.0
         return 40.0 if point.dtype == "fp8" and 64 <= point.concurrency < 256 else 0.0
@@ -378,17 +387,15 @@ def seconds(works: list[Work]) -> Any:
     return sum((work.seconds for work in works), 0.0)
 
 
-def step_s(
-    ops: Operators, host: HostOverhead, *, seqs: Any, kv: Any, chunk: Any = 0, prompts: Any = 0, busy: Any = 1
-) -> Any:
+def step_s(ops: Operators, host: HostOverhead, *, seqs: Any, kv: Any, chunk: Any = 0, prompts: Any = 0) -> Any:
     """Return the seconds of a step in which each rank decodes ``seqs`` sequences over ``kv`` cached tokens.
 
-    ``busy`` ranks also prefill ``prompts`` chunks each.
+    One rank also prefills ``prompts`` chunks.
     """
     tokens = seqs + chunk * prompts
-    works = ops.layer(tokens) + ops.all_reduces(tokens) + ops.shared(ops.dp * seqs + busy * chunk * prompts)
+    works = ops.layer(tokens) + ops.all_reduces(tokens) + ops.shared(ops.dp * seqs + chunk * prompts)
     layer = seconds(works) + seconds(ops.decode(seqs, kv)) * (np.asarray(seqs) > 0)
-    layer = layer + prompts * seconds(ops.prefill(chunk, 0)) + host.launch_s * (np.asarray(prompts) > 0)
+    layer = layer + prompts * seconds(ops.prefill(chunk, 0)) + host.launch_s * ops.launched * (np.asarray(prompts) > 0)
     ends = seconds(ops.embedding(tokens) + ops.head(seqs + prompts))
     return ops.model.layers * layer + ends + host.step_s + host.sequence_s * (seqs + prompts)
 
@@ -402,52 +409,68 @@ def simulated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, 
     return ttft_s + loop.wait_steps * tpot_s, tpot_s
 
 
-def separate_ranks(side: Deployment, count: int, busy: float, router: str) -> Deployment:
-    """Return ``count`` ranks as replicas (P/D has no lock-step), each beside ``busy`` ranks with as many tokens."""
-    tables = side.cost
-    if tables.shared_s is not None:
-        rows = np.minimum(busy * np.arange(len(tables.layer_s)), len(tables.shared_s) - 1)
-        layer_s = tables.layer_s + np.interp(rows, np.arange(len(tables.shared_s)), tables.shared_s)
-        tables = replace(tables, layer_s=layer_s, shared_s=None)
-    scheduler = replace(side.scheduler, router=router)
-    return replace(side, cost=tables, scheduler=scheduler, parallel=Parallelism(side.parallel.tp, replicas=count))
-
-
 def disaggregated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, float]:
-    """Return (mean TTFT, mean TPOT) in seconds of a closed loop through prefill ranks and decode ranks."""
+    """Return (mean TTFT, mean TPOT) in seconds of a closed loop through prefill workers and decode workers."""
     # A client gets its first token with the request's first decode step, after prefill and KV transfer. Equal shares of
-    # ranks and clients stand for all. Prompts share a prefill step's experts with those of other ranks that are busy.
+    # workers, and of a worker's ranks, and of clients stand for all.
     count, *cut = point.prefill
-    side = replace(point, max_num_seqs=0, **dict(zip(("tp", "dp", "moe_tp", "ep"), cut, strict=True)))
-    ranks, clients = (count * side.dp, point.workers * point.dp), point.concurrency
-    common = math.gcd(*ranks)
-    shares = max(n for n in range(1, common + 1) if common % n == 0 and (n == 1 or clients >= SHARE * n))
+    side = replace(point, max_num_seqs=PREFILLING, **dict(zip(("tp", "dp", "moe_tp", "ep"), cut, strict=True)))
+    both, clients = ((side, count), (point, point.workers)), point.concurrency
+    shares = max(n for n in range(1, clients // SHARE + 2) if n == 1 or all(parts(*one, n) for one in both))
     own = math.ceil(clients / shares)
-    loop = replace(loop_of(point), clients=own)
-    prompt, output = (sum(of) / 2 for of in (loop.prompt, loop.output))
-    first, ops = (operators(one, curves) for one in (side, point))
-    decoding_s = output * step_s(ops, host, seqs=clients / ranks[1], kv=clients / ranks[1] * (prompt + output / 2))
-    busy = 1.0
-    for _ in range(ROUNDS):
-        prompt_s = step_s(first, host, seqs=0.0, kv=0.0, chunk=prompt, prompts=1.0, busy=busy)
-        busy = 1 + (side.dp - 1) * min(1.0, clients * float(prompt_s / (prompt_s + decoding_s)) / ranks[0])
     router = "least_outstanding" if side.dp > 1 or point.dp > 1 else "round_robin"  # Dynamo takes turns
-    sides = [
-        separate_ranks(deployed(replace(one, concurrency=own * one.dp), curves, host), n // shares, together, router)
-        for one, n, together in zip((side, point), ranks, (busy, float(point.dp)), strict=True)
-    ]
+    sides = []
+    for one, all_workers in both:
+        workers, ranks = parts(one, all_workers, shares)
+        fair = math.ceil(own / (workers * ranks))
+        alone = deployed(replace(one, concurrency=2 * fair * one.dp), curves, host)
+        scheduler = replace(alone.scheduler, router=router)
+        parallel = Parallelism(one.tp, dp=ranks, replicas=workers)
+        sides.append(replace(alone, scheduler=scheduler, parallel=parallel, cost=of_ranks(alone.cost, one.dp, ranks)))
     transfer = kv_transfer_over(sides[0].node.link_for(RACK), *sides)
-    done = simulate(loop.workload(), disaggregate(*sides, transfer), max_log_steps=10**7)
+    loop = replace(loop_of(point), clients=own)
+    rounds = min(PROMPTS_PER_CLIENT, max(FEWEST_ROUNDS, TOKENS // (own * point.osl)))
+    done = simulate(loop.workload(rounds=rounds), disaggregate(*sides, transfer), max_log_steps=10**7)
+    requests, wave = done.requests, np.repeat(np.arange(rounds), own)
+    first_s, later = first_decodes(done), np.maximum(requests.output_tokens - 2, 1)
+    # The first wave of all clients at once is one of PROMPTS_PER_CLIENT waves.
+    weight = np.where(wave == 0, 1 / PROMPTS_PER_CLIENT, (1 - 1 / PROMPTS_PER_CLIENT) / (rounds - 1)) / own
+    return float(weight @ (first_s - requests.arrival_s)), float(weight @ ((requests.finished_s - first_s) / later))
+
+
+def parts(one: Point, workers: int, shares: int) -> tuple[int, ...]:
+    """Return (workers, ranks of each) of one of equal shares of a side, () if it has none with 4 decode ranks."""
+    of_workers = math.gcd(workers, shares)
+    ranks, rest = divmod(one.dp, shares // of_workers)
+    fewest = 1 if one.max_num_seqs == PREFILLING else min(4, one.dp)
+    return () if rest or ranks < fewest else (workers // of_workers, ranks)
+
+
+def of_ranks(tables: CostTables, dp: int, ranks: int) -> CostTables:
+    """Return the tables of ``ranks`` of ``dp`` ranks in lock-step, the others of which have as many tokens."""
+    if tables.shared_s is None:
+        return tables
+    shared_s = tables.shared_s[:: dp // ranks]
+    if ranks > 1:
+        return replace(tables, shared_s=shared_s)
+    return replace(tables, layer_s=tables.layer_s + shared_s[: len(tables.layer_s)], shared_s=None)
+
+
+def first_decodes(done: Records) -> Floats:
+    """Return when each request's first decode step ended: a decode step of its rank computes one of its tokens."""
     steps, requests = done.steps, done.requests
-    decodes = steps.replica >= ranks[0] // shares
-    tpot_s = np.average((steps.end_s - steps.start_s)[decodes], weights=steps.decode_seqs[decodes])
-    after_first_s = np.mean(np.maximum(requests.output_tokens - 2, 0)) * tpot_s
-    return float(np.mean(requests.finished_s - requests.arrival_s) - after_first_s), float(tpot_s)
+    first_s = np.array(requests.finished_s)
+    for rank in np.unique(requests.replica):
+        ends_s = np.sort(steps.end_s[(steps.replica == rank) & (steps.decode_seqs > 0)])
+        own = requests.replica == rank
+        last = np.searchsorted(ends_s, requests.finished_s[own])
+        first_s[own] = ends_s[np.maximum(last - np.maximum(requests.output_tokens[own] - 2, 0), 0)]
+    return first_s
 
 
 BACKENDS = ("vllm", "sglang", "trtllm")
 KERNEL_SPREAD, OWN_SPREAD, COMMON_SPREAD = 0.03, 0.3, 1.0
-HOST = ("step", "sequence")
+HOST = ("step", "sequence", "launch")
 GEMMS = [
     f"{kind}.{of}" for kind in ("narrow", "wide", "grouped") for of in ("efficiency", "memory_efficiency", "latency_s")
 ]
@@ -455,22 +478,22 @@ SPREADS: dict[str, float] = dict.fromkeys((*GEMMS, "prefill.efficiency", "decode
 SPREADS |= dict.fromkeys(
     ("narrow.pad_m", *(f"{k}.latency_s" for k in ("stream", "prefill", "decode"))), 2 * KERNEL_SPREAD
 )
-SPREADS |= dict.fromkeys(("routing", "launch", "late_request", *HOST), COMMON_SPREAD)
+SPREADS |= dict.fromkeys(("late_request", *HOST), COMMON_SPREAD)
 SPREADS |= {f"{name}.{backend}": OWN_SPREAD for name in HOST for backend in BACKENDS}
 SPREADS |= {f"speed.{backend}": KERNEL_SPREAD for backend in BACKENDS[1:]}
 NAMES = tuple(SPREADS)
-FIRST = {"step": 300e-6, "sequence": 6e-6, "routing": 0.05, "launch": 100e-6, "late_request": 30e-3}
-"""Values that the factors of the host's constants multiply, in seconds; of ``1 - routing_power`` for routing."""
+FIRST = {"step": 300e-6, "sequence": 6e-6, "launch": 30e-6, "late_request": 100e-3}
+"""Seconds that the factors of the host's constants multiply."""
 HUBER, ROUNDS, TTFT_WEIGHT = 0.08, 12, 0.5
-DELAY_ALONE = ("qwen3.5", "glm")
-"""Families to which the delay of a first token alone is fitted: the other constants had no such operators in view."""
+LAUNCHES_ALONE = ("qwen3.5", "glm")
+"""Families to which delay and launches of a first token alone are fitted: the others had no such operators in view."""
 
 
 def curves_of(theta: Floats, backend: str) -> Curves:
     """Return the kernels of a backend: shipped constants times their factors, all of them ``speed`` times as fast."""
     of = dict(zip(NAMES, np.exp(theta), strict=True))
     speed = of.get(f"speed.{backend}", 1.0)
-    made: dict[str, Any] = {"routing_power": 1 - FIRST["routing"] * of["routing"]}
+    made: dict[str, Any] = {}
     for kind, part in vars(CURVES).items():
         if kind != "routing_power":
             faster = {f: speed if "efficiency" in f else 1 / speed if f.endswith("_s") else 1.0 for f in vars(part)}
@@ -575,8 +598,8 @@ def fits_without(points: Sequence[Point], *fields: str) -> list[Thetas]:
     """Return for each field, by its value, the factors fitted to points with another value; NOTHING: to all points."""
     together = [point for point in points if not point.prefill]
     fitting, predicted = _engine(together, lambda _: np.zeros(len(NAMES)), late=False)
-    known = np.array([point.family not in DELAY_ALONE for point in fitting])
-    slope, fits = slopes(fitting) * known[None, :, None], []
+    known = np.array([point.family not in LAUNCHES_ALONE for point in fitting])
+    slope, fits = slopes(fitting) * (known[:, None] | np.array([name.startswith("launch") for name in NAMES])), []
     for field in fields:
         values = [getattr(point, field) for point in fitting]
         train = {v: [i for i, other in enumerate(values) if other != v] for v in (*sorted(set(values)), NOTHING)}
