@@ -56,14 +56,11 @@ MODELS = {
 }
 DTYPES = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "int4_wo": "int4", "": "bfloat16"}
 NODE_GPUS, WIDE_EP = 8, 16
-SAME, EQUAL = 0.02, 1e-3
-"""Two rows of one deployment and load, or of one load alone, whose TTFT and TPOT are this close are one measurement."""
+SAME, EQUAL = 0.02, 1e-3  # so close are TTFT and TPOT of one measurement, of one deployment and load or of a load
 TWICE, UNKNOWN = "the same measurement, exported twice", "speculation"
 PROMPTS_PER_CLIENT, SHORTEST, SHARE, PREFILLING = 10, 0.8, 32, 256
-FEWEST_ROUNDS, TOKENS = 3, 10_000_000
-"""Large P/D loads are simulated for fewer prompts per client, but for TOKENS output tokens at least."""
-REQUEST_S = 3e-3
-"""Seconds from the client to the scheduler, by which a new request misses the step that begins as another one ends."""
+FEWEST_ROUNDS, TOKENS = 3, 10_000_000  # of large P/D loads: fewer prompts per client
+REQUEST_S = 3e-3  # from client to scheduler, by which a request misses the step that begins as another one ends
 
 
 @dataclass(frozen=True)
@@ -114,11 +111,6 @@ class Point:
         model = catalog.model(self.model)
         name = "hybrid" if model.attention.linear else "MoE" if model.ffn.experts else "dense"
         return f"{name}, {'P/D' if self.prefill else 'aggregated'}" + ("" if self.inferencemax else " (sweep)")
-
-    @property
-    def waits(self) -> bool:
-        """Return whether a first token takes longer than its prefill explains: InferenceMAX' models with experts."""
-        return self.inferencemax and catalog.model(self.model).ffn.experts > 0
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -340,7 +332,6 @@ TABLES, VERSION = "data/profiles/aiconfigurator", "0.24.0"
 
 def limits_of(point: Point, loop: Loop) -> EngineLimits:
     """Return the limits of a rank: as many sequences as its share of the clients, or as the recipe of P/D names."""
-    # Recipes of P/D give the engine more of the memory: weights of 170 of a GB200's 185 GiB fit.
     seqs = min(loop.clients, point.max_num_seqs) if point.max_num_seqs else math.ceil(loop.clients / point.dp)
     kinds = {"weight_dtype": point.dtype, "kv_dtype": point.kv_dtype}
     share = 0.95 if point.prefill else EngineLimits.gpu_memory_utilization
@@ -388,10 +379,7 @@ def seconds(works: list[Work]) -> Any:
 
 
 def step_s(ops: Operators, host: HostOverhead, *, seqs: Any, kv: Any, chunk: Any = 0, prompts: Any = 0) -> Any:
-    """Return the seconds of a step in which each rank decodes ``seqs`` sequences over ``kv`` cached tokens.
-
-    One rank also prefills ``prompts`` chunks.
-    """
+    """Return a step's seconds: each rank decodes ``seqs`` sequences, one also prefills ``prompts`` chunks."""
     tokens = seqs + chunk * prompts
     works = ops.layer(tokens) + ops.all_reduces(tokens) + ops.shared(ops.dp * seqs + chunk * prompts)
     layer = seconds(works) + seconds(ops.decode(seqs, kv)) * (np.asarray(seqs) > 0)
@@ -410,9 +398,7 @@ def simulated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, 
 
 
 def disaggregated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, float]:
-    """Return (mean TTFT, mean TPOT) in seconds of a closed loop through prefill workers and decode workers."""
-    # A client gets its first token with the request's first decode step, after prefill and KV transfer. Equal shares of
-    # workers, and of a worker's ranks, and of clients stand for all.
+    """Return (mean TTFT, mean TPOT) in seconds of a closed loop through equal shares of both sides and of clients."""
     count, *cut = point.prefill
     side = replace(point, max_num_seqs=PREFILLING, **dict(zip(("tp", "dp", "moe_tp", "ep"), cut, strict=True)))
     both, clients = ((side, count), (point, point.workers)), point.concurrency
@@ -424,16 +410,15 @@ def disaggregated(point: Point, curves: Curves, host: HostOverhead) -> tuple[flo
         workers, ranks = parts(one, all_workers, shares)
         fair = math.ceil(own / (workers * ranks))
         alone = deployed(replace(one, concurrency=2 * fair * one.dp), curves, host)
-        scheduler = replace(alone.scheduler, router=router)
-        parallel = Parallelism(one.tp, dp=ranks, replicas=workers)
-        sides.append(replace(alone, scheduler=scheduler, parallel=parallel, cost=of_ranks(alone.cost, one.dp, ranks)))
+        alone = replace(alone, scheduler=replace(alone.scheduler, router=router))
+        parallel, cost = Parallelism(one.tp, dp=ranks, replicas=workers), of_ranks(alone.cost, one.dp, ranks)
+        sides.append(replace(alone, parallel=parallel, cost=cost))
     transfer = kv_transfer_over(sides[0].node.link_for(RACK), *sides)
     loop = replace(loop_of(point), clients=own)
     rounds = min(PROMPTS_PER_CLIENT, max(FEWEST_ROUNDS, TOKENS // (own * point.osl)))
     done = simulate(loop.workload(rounds=rounds), disaggregate(*sides, transfer), max_log_steps=10**7)
     requests, wave = done.requests, np.repeat(np.arange(rounds), own)
     first_s, later = first_decodes(done), np.maximum(requests.output_tokens - 2, 1)
-    # The first wave of all clients at once is one of PROMPTS_PER_CLIENT waves.
     weight = np.where(wave == 0, 1 / PROMPTS_PER_CLIENT, (1 - 1 / PROMPTS_PER_CLIENT) / (rounds - 1)) / own
     return float(weight @ (first_s - requests.arrival_s)), float(weight @ ((requests.finished_s - first_s) / later))
 
@@ -450,8 +435,7 @@ def of_ranks(tables: CostTables, dp: int, ranks: int) -> CostTables:
     """Return the tables of ``ranks`` of ``dp`` ranks in lock-step, the others of which have as many tokens."""
     if tables.shared_s is None:
         return tables
-    shared_s = tables.shared_s[:: dp // ranks]
-    if ranks > 1:
+    if (shared_s := tables.shared_s[:: dp // ranks]) is not None and ranks > 1:
         return replace(tables, shared_s=shared_s)
     return replace(tables, layer_s=tables.layer_s + shared_s[: len(tables.layer_s)], shared_s=None)
 
@@ -482,11 +466,9 @@ SPREADS |= dict.fromkeys(("late_request", *HOST), COMMON_SPREAD)
 SPREADS |= {f"{name}.{backend}": OWN_SPREAD for name in HOST for backend in BACKENDS}
 SPREADS |= {f"speed.{backend}": KERNEL_SPREAD for backend in BACKENDS[1:]}
 NAMES = tuple(SPREADS)
-FIRST = {"step": 300e-6, "sequence": 6e-6, "launch": 30e-6, "late_request": 100e-3}
-"""Seconds that the factors of the host's constants multiply."""
+FIRST = {"step": 300e-6, "sequence": 6e-6, "launch": 30e-6, "late_request": 100e-3}  # seconds
 HUBER, ROUNDS, TTFT_WEIGHT = 0.08, 12, 0.5
-LAUNCHES_ALONE = ("qwen3.5", "glm")
-"""Families to which delay and launches of a first token alone are fitted: the others had no such operators in view."""
+LAUNCHES_ALONE = ("qwen3.5", "glm")  # families to which delay and launches of a first token alone are fitted
 
 
 def curves_of(theta: Floats, backend: str) -> Curves:
@@ -502,6 +484,10 @@ def curves_of(theta: Floats, backend: str) -> Curves:
     return Curves(**made)
 
 
+def waits(point: Point) -> bool:
+    return point.inferencemax and catalog.model(point.model).ffn.experts > 0
+
+
 def host_of(theta: Floats, point: Point) -> HostOverhead:
     """Return the host of a point's engine; all but vLLM's own default run steps with prompts without CUDA graphs."""
     of = dict(zip(NAMES, np.exp(theta), strict=True))
@@ -509,15 +495,13 @@ def host_of(theta: Floats, point: Point) -> HostOverhead:
     def value(name: str) -> float:
         return float(FIRST[name] * of[name] * of.get(f"{name}.{point.backend}", 1.0))
 
-    # vLLM served Llama on B200 with cudagraph_mode FULL_DECODE_ONLY
     launches = point.backend != "vllm" or point.pair == ("llama-3.1-70b", "B200")
-    request_s = REQUEST_S + value("late_request") * point.waits
+    request_s = REQUEST_S + value("late_request") * waits(point)
     return HostOverhead(value("step"), value("sequence"), request_s, launch_s=value("launch") if launches else 0.0)
 
 
 def closed_forms(points: Sequence[Point], theta: Floats) -> Floats:
     """Return [2, n] TTFT and TPOT in seconds by closed forms of a steady closed loop."""
-    # A token takes a decode step and its share of others' prompts, a first token a step with its prompt.
     found = np.zeros((2, len(points)))
     for members in grouped(range(len(points)), lambda i: points[i].group).values():
         one, loops = points[members[0]], [loop_of(points[i]) for i in members]
@@ -549,17 +533,16 @@ def slopes(points: Sequence[Point]) -> Floats:
 
 def fit(points: Sequence[Point], seconds: Floats, slope: Floats) -> Floats:
     """Return the factors' logs; a deployment counts by the root of its points."""
-    # ``seconds``: the engine's [2, n] TTFT and TPOT at ``theta`` = 0 and a front of ``REQUEST_S``.
     counts = Counter((point.pair, point.backend) for point in points)
     weight = np.array([counts[point.pair, point.backend] ** -0.5 for point in points])
     weight = np.concatenate([TTFT_WEIGHT * weight, weight])
     measured = np.log([[point.ttft_s for point in points], [point.tpot_s for point in points]])
     spread = np.array(list(SPREADS.values()))
-    waits, at = np.array([point.waits for point in points]), NAMES.index("late_request")
+    late, at = (np.array([waits(point) for point in points]), NAMES.index("late_request"))
     theta = np.zeros(len(NAMES))
     for _ in range(ROUNDS):
         steps_s = seconds * np.exp(slope @ theta)
-        added = waits * FIRST["late_request"] * np.exp(theta[at])
+        added = late * FIRST["late_request"] * np.exp(theta[at])
         first_slope = slope[0] * (steps_s[0] / (steps_s[0] + added))[:, None]
         first_slope[:, at] = added / (steps_s[0] + added)
         rows = np.concatenate([first_slope, slope[1]])
@@ -588,8 +571,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         worse = max(fits.values(), key=lambda row: row["value"])
         row = {key: worse[key] for key in ("value", "interval", "p90")}
         found[f"deploy.{part}_median_ape_left_out"] = row | {"fits": {name: of["value"] for name, of in fits.items()}}
-    rows = {"rows": len(points) + left[TWICE], "of": len(points) + sum(left.values())}
-    scored = {"value": found["fidelity.silicon.family_out.ttft_median_ape"]["points"]} | rows
+    scored = {"value": found["fidelity.silicon.family_out.ttft_median_ape"]["points"]}
+    scored |= {"rows": len(points) + left[TWICE], "of": len(points) + sum(left.values())}
     found |= {"deploy.silicon_scored": scored} | shipped(shared, points, by_family, quick=quick)
     return found
 
@@ -656,7 +639,6 @@ def compared(points: Sequence[Point], predicted: Floats) -> dict[str, Any]:
 
 def shipped(shared: Path, points: Sequence[Point], by_family: Thetas, *, quick: bool) -> dict[str, Any]:
     """Return figures of ``deploy`` and the engine alone: by the roofline, and by profiles of imported kernels."""
-    # ``tables`` has the host of other families of models, the others that of the engine's name.
     able = [point for point in points if not point.prefill]
     # Those with measured kernels: Llama-3.1-70B in vLLM.
     measured = [p for p in able if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
@@ -670,8 +652,7 @@ def shipped(shared: Path, points: Sequence[Point], by_family: Thetas, *, quick: 
         found, predicted = [], []
         for point, prices, host in priced:
             with contextlib.suppress(InputError):  # it does not fit by the memory planner that ships
-                deployment = deployed(point, prices, host)
-                loop = loop_of(point)
+                deployment, loop = deployed(point, prices, host), loop_of(point)
                 predicted.append(means(simulate(loop.workload(), deployment, max_log_steps=0), loop))
                 found.append(point)
         out |= _figures(name, found, np.array(predicted).reshape(-1, 2), {})
