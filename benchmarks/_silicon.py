@@ -425,8 +425,7 @@ def disaggregated(point: Point, curves: Curves, host: HostOverhead) -> tuple[flo
 
 def parts(one: Point, workers: int, shares: int) -> tuple[int, ...]:
     """Return (workers, ranks of each) of one of equal shares of a side, () if it has none with 4 decode ranks."""
-    of_workers = math.gcd(workers, shares)
-    ranks, rest = divmod(one.dp, shares // of_workers)
+    ranks, rest = divmod(one.dp, shares // (of_workers := math.gcd(workers, shares)))
     fewest = 1 if one.max_num_seqs == PREFILLING else min(4, one.dp)
     return () if rest or ranks < fewest else (workers // of_workers, ranks)
 
