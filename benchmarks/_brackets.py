@@ -76,9 +76,6 @@ def mtp(shared: Path, quick: bool) -> dict[str, Any]:
     drafted = Speculation("mtp", MTP_TOKENS, MTP_ACCEPTANCE)
     for point in points[:: EVERY if quick else 1]:
         host = host_of(thetas[point.family], point)
-        if point.dp > 1:
-            left["data-parallel ranks that speculate"] += 1
-            continue
         alone, both = of_point(point, host, slow_s), of_point(point, host, slow_s, drafted)
         left["does not fit"] += not (alone and both)
         for without, drafts in zip(alone, both, strict=False):

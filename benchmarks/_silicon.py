@@ -42,12 +42,11 @@ FILE = "data/profiles/aiconfigurator/silicon_sample.csv.gz"
 GPUS, MODELS, DTYPES = (RECORDED["silicon"][key] for key in ("gpus", "models", "dtypes"))
 RACK = 72  # GPUs of GB200 and GB300 that NVLink joins: workers of P/D on others are joined by their network
 NODE_GPUS, WIDE_EP = 8, 16
-SAME, EQUAL = 0.02, 1e-3
-"""Two rows of one deployment and load, or of one load alone, whose TTFT and TPOT are this close are one measurement."""
+SAME, EQUAL = 0.02, 1e-3  # so close are TTFT and TPOT of one measurement, of one deployment and load or of a load
 TWICE, UNKNOWN = "the same measurement, exported twice", "speculation"
-PROMPTS_PER_CLIENT, SHORTEST, SHARE = 10, 0.8, 32
-REQUEST_S = 3e-3
-"""Seconds from the client to the scheduler, by which a new request misses the step that begins as another one ends."""
+PROMPTS_PER_CLIENT, SHORTEST, SHARE, PREFILLING = 10, 0.8, 32, 256
+FEWEST_ROUNDS, TOKENS = 3, 10_000_000  # of large P/D loads: fewer prompts per client
+REQUEST_S = 3e-3  # from client to scheduler, by which a request misses the step that begins as another one ends
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,6 @@ class Point:
         return f"{name}, {'P/D' if self.prefill else 'aggregated'}" + ("" if self.inferencemax else " (sweep)")
 
     @property
-    def waits(self) -> bool:
-        """Return whether a first token takes longer than its prefill explains: InferenceMAX' models with experts."""
-        return self.inferencemax and catalog.model(self.model).ffn.experts > 0
-
-    @property
     def group(self) -> tuple[Any, ...]:
         """Return a key of points that share every operator."""
         return self.model, self.gpu, self.backend, self.dtype, self.tp, self.dp, self.moe_tp, self.ep, self.prefill
@@ -128,36 +122,40 @@ def read(shared: Path, instead: str = "") -> tuple[list[Point], dict[str, int]]:
 
     left: Counter[str] = Counter()
     unique: dict[tuple[Any, ...], list[Point]] = {}
-    last: dict[tuple[Any, ...], str] = {}
     unknown = []
     for row in pl.read_csv(shared / FILE, infer_schema_length=None).to_dicts():
         if (reason := next((reason for reason, holds in REASONS.items() if holds(row)), "")) != instead:
             unknown += [(reason, row)] if reason.startswith(UNKNOWN) else []
             left[reason] += 1
-            continue
-        point = _point(row)
-        same = unique.setdefault((*point.group, point.isl, point.osl, point.concurrency), [])
-        if any(abs(point.ttft_s / o.ttft_s - 1) <= SAME and abs(point.tpot_s / o.tpot_s - 1) <= SAME for o in same):
-            left[TWICE] += 1
-            continue
-        same.append(point)
-        last[_load_key(point)] = max(last.get(_load_key(point), ""), point.measured)
+        else:
+            point = _point(row)
+            same = unique.setdefault((*point.group, point.isl, point.osl, point.concurrency), [])
+            near = (abs(point.ttft_s / o.ttft_s - 1) <= SAME and abs(point.tpot_s / o.tpot_s - 1) <= SAME for o in same)
+            left[TWICE] += (twice := any(near))
+            same += [] if twice else [point]
     points = [point for same in unique.values() for point in same]
     by_load = grouped(points, lambda p: (p.gpu, p.backend, p.isl, p.osl, p.concurrency))
     for reason, row in unknown:
-        seconds, same = np.array(_seconds(row)), by_load.get((GPUS[row["system"]], row["backend"], *_load(row)), [])
-        if any(np.allclose((point.ttft_s, point.tpot_s), seconds, rtol=EQUAL, atol=0) for point in same):
-            left[reason] -= 1
-            left[TWICE] += 1
-    newest = [point for point in points if point.measured == last[_load_key(point)]]
+        same = by_load.get((GPUS[row["system"]], row["backend"], *_load(row)), [])
+        if any(np.allclose((p.ttft_s, p.tpot_s), _seconds(row), rtol=EQUAL, atol=0) for p in same):
+            left.update({reason: -1, TWICE: 1})
+    newest = [p for same in grouped(points, _load_key).values() for p in _newest(same)]
     left["measured again later with newer software"] = len(points) - len(newest)
     return newest, dict(left)
 
 
 def _load_key(p: Point) -> tuple[Any, ...]:
-    """Return a key of measurements of which only the last day's count, for any split of the experts."""
+    """Return a key of measurements of one load, for any split of the experts."""
     load = p.isl, p.osl, p.concurrency
     return p.model, p.gpu, p.backend, p.dtype, p.tp, p.dp, p.workers, p.prefill[:1], *load
+
+
+def _newest(same: Sequence[Point]) -> list[Point]:
+    """Return the last day's points, by split of the experts where each recipe names it: since 2025-12, without P/D."""
+    last = max(p.measured for p in same)
+    splits = {(p.moe_tp, p.ep): max(o.measured for o in same if (o.moe_tp, o.ep) == (p.moe_tp, p.ep)) for p in same}
+    known = [p for p in same if not p.prefill and p.measured >= "2025-12"]
+    return [p for p in same if p.measured == (splits[p.moe_tp, p.ep] if p in known else last)]
 
 
 def _may_speculate(row: dict[str, Any]) -> bool:
@@ -197,6 +195,8 @@ def _cut(row: dict[str, Any]) -> tuple[int, int, int, int]:
         return (1, moe_tp, 1, ep) if dp > 1 else (moe_tp, 1, 1, ep)
     if dp > 1 and tp == dp and gpus == tp * dp:
         return 1, dp, 1, tp
+    if row["backend"] == "vllm" and row["attention_dp_size"] is None and ep == 1 and gpus % tp == 0 and tp < gpus:
+        return tp, gpus // tp, moe_tp, ep  # vLLM divides experts over all data-parallel ranks
     return tp, dp, moe_tp, ep
 
 
@@ -270,8 +270,8 @@ class Loop:
     def longest(self) -> int:
         return self.prompt[1] + self.output[1] + 1
 
-    def workload(self, seed: int = 0) -> Workload:
-        rng, n = np.random.default_rng(seed), PROMPTS_PER_CLIENT * self.clients
+    def workload(self, seed: int = 0, rounds: int = PROMPTS_PER_CLIENT) -> Workload:
+        rng, n = np.random.default_rng(seed), rounds * self.clients
         prompt, output = (rng.integers(*of, size=n, endpoint=True) for of in (self.prompt, self.output))
         return Workload(np.zeros(n), prompt, output, concurrency=self.clients)
 
@@ -295,7 +295,8 @@ def _wait_steps(point: Point) -> float:
         if point.model == "glm-5":
             return 5.0 if point.dtype == "fp4" else 0.0
         return (10 if point.concurrency < 16 and (point.family, point.dtype) != ("qwen3.5", "fp4") else 30) / 2
-    if point.backend == "trtllm" and (point.isl, point.osl) == (1024, 1024):  # gathers prompts for so many steps
+    # TensorRT-LLM gathers prompts for so many steps.
+    if point.backend == "trtllm" and (point.isl, point.osl) == (1024, 1024):
         if point.model.startswith("llama"):
             return 20.0 if point.tp < 8 else 0.0
         return 40.0 if point.dtype == "fp8" and 64 <= point.concurrency < 256 else 0.0
@@ -315,7 +316,6 @@ TABLES, VERSION = "data/profiles/aiconfigurator", "0.24.0"
 
 def limits_of(point: Point, loop: Loop) -> EngineLimits:
     """Return the limits of a rank: as many sequences as its share of the clients, or as the recipe of P/D names."""
-    # Recipes of P/D give the engine more of the memory: weights of 170 of a GB200's 185 GiB fit.
     seqs = min(loop.clients, point.max_num_seqs) if point.max_num_seqs else math.ceil(loop.clients / point.dp)
     kinds = {"weight_dtype": point.dtype, "kv_dtype": point.kv_dtype}
     share = 0.95 if point.prefill else EngineLimits.gpu_memory_utilization
@@ -362,17 +362,12 @@ def seconds(works: list[Work]) -> Any:
     return sum((work.seconds for work in works), 0.0)
 
 
-def step_s(
-    ops: Operators, host: HostOverhead, *, seqs: Any, kv: Any, chunk: Any = 0, prompts: Any = 0, busy: Any = 1
-) -> Any:
-    """Return the seconds of a step in which each rank decodes ``seqs`` sequences over ``kv`` cached tokens.
-
-    ``busy`` ranks also prefill ``prompts`` chunks each.
-    """
+def step_s(ops: Operators, host: HostOverhead, *, seqs: Any, kv: Any, chunk: Any = 0, prompts: Any = 0) -> Any:
+    """Return a step's seconds: each rank decodes ``seqs`` sequences, one also prefills ``prompts`` chunks."""
     tokens = seqs + chunk * prompts
-    works = ops.layer(tokens) + ops.all_reduces(tokens) + ops.shared(ops.dp * seqs + busy * chunk * prompts)
+    works = ops.layer(tokens) + ops.all_reduces(tokens) + ops.shared(ops.dp * seqs + chunk * prompts)
     layer = seconds(works) + seconds(ops.decode(seqs, kv)) * (np.asarray(seqs) > 0)
-    layer = layer + prompts * seconds(ops.prefill(chunk, 0)) + host.launch_s * (np.asarray(prompts) > 0)
+    layer = layer + prompts * seconds(ops.prefill(chunk, 0)) + host.launch_s * ops.launched * (np.asarray(prompts) > 0)
     ends = seconds(ops.embedding(tokens) + ops.head(seqs + prompts))
     return ops.model.layers * layer + ends + host.step_s + host.sequence_s * (seqs + prompts)
 
@@ -386,52 +381,63 @@ def simulated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, 
     return ttft_s + loop.wait_steps * tpot_s, tpot_s
 
 
-def separate_ranks(side: Deployment, count: int, busy: float, router: str) -> Deployment:
-    """Return ``count`` ranks as replicas (P/D has no lock-step), each beside ``busy`` ranks with as many tokens."""
-    tables = side.cost
-    if tables.shared_s is not None:
-        rows = np.minimum(busy * np.arange(len(tables.layer_s)), len(tables.shared_s) - 1)
-        layer_s = tables.layer_s + np.interp(rows, np.arange(len(tables.shared_s)), tables.shared_s)
-        tables = replace(tables, layer_s=layer_s, shared_s=None)
-    scheduler = replace(side.scheduler, router=router)
-    return replace(side, cost=tables, scheduler=scheduler, parallel=Parallelism(side.parallel.tp, replicas=count))
-
-
 def disaggregated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, float]:
-    """Return (mean TTFT, mean TPOT) in seconds of a closed loop through prefill ranks and decode ranks."""
-    # A client gets its first token with the request's first decode step, after prefill and KV transfer. Equal shares of
-    # ranks and clients stand for all. Prompts share a prefill step's experts with those of other ranks that are busy.
+    """Return (mean TTFT, mean TPOT) in seconds of a closed loop through equal shares of both sides and of clients."""
     count, *cut = point.prefill
-    side = replace(point, max_num_seqs=0, **dict(zip(("tp", "dp", "moe_tp", "ep"), cut, strict=True)))
-    ranks, clients = (count * side.dp, point.workers * point.dp), point.concurrency
-    common = math.gcd(*ranks)
-    shares = max(n for n in range(1, common + 1) if common % n == 0 and (n == 1 or clients >= SHARE * n))
+    side = replace(point, max_num_seqs=PREFILLING, **dict(zip(("tp", "dp", "moe_tp", "ep"), cut, strict=True)))
+    both, clients = ((side, count), (point, point.workers)), point.concurrency
+    shares = max(n for n in range(1, clients // SHARE + 2) if n == 1 or all(parts(*one, n) for one in both))
     own = math.ceil(clients / shares)
-    loop = replace(loop_of(point), clients=own)
-    prompt, output = (sum(of) / 2 for of in (loop.prompt, loop.output))
-    first, ops = (operators(one, curves) for one in (side, point))
-    decoding_s = output * step_s(ops, host, seqs=clients / ranks[1], kv=clients / ranks[1] * (prompt + output / 2))
-    busy = 1.0
-    for _ in range(ROUNDS):
-        prompt_s = step_s(first, host, seqs=0.0, kv=0.0, chunk=prompt, prompts=1.0, busy=busy)
-        busy = 1 + (side.dp - 1) * min(1.0, clients * float(prompt_s / (prompt_s + decoding_s)) / ranks[0])
     router = "least_outstanding" if side.dp > 1 or point.dp > 1 else "round_robin"  # Dynamo takes turns
-    sides = [
-        separate_ranks(deployed(replace(one, concurrency=own * one.dp), curves, host), n // shares, together, router)
-        for one, n, together in zip((side, point), ranks, (busy, float(point.dp)), strict=True)
-    ]
+    sides = []
+    for one, all_workers in both:
+        workers, ranks = parts(one, all_workers, shares)
+        fair = math.ceil(own / (workers * ranks))
+        alone = deployed(replace(one, concurrency=2 * fair * one.dp), curves, host)
+        alone = replace(alone, scheduler=replace(alone.scheduler, router=router))
+        parallel, cost = Parallelism(one.tp, dp=ranks, replicas=workers), of_ranks(alone.cost, one.dp, ranks)
+        sides.append(replace(alone, parallel=parallel, cost=cost))
     transfer = kv_transfer_over(sides[0].node.link_for(RACK), *sides)
-    done = simulate(loop.workload(), disaggregate(*sides, transfer), max_log_steps=10**7)
+    loop = replace(loop_of(point), clients=own)
+    rounds = min(PROMPTS_PER_CLIENT, max(FEWEST_ROUNDS, TOKENS // (own * point.osl)))
+    done = simulate(loop.workload(rounds=rounds), disaggregate(*sides, transfer), max_log_steps=10**7)
+    requests, wave = done.requests, np.repeat(np.arange(rounds), own)
+    first_s, later = first_decodes(done), np.maximum(requests.output_tokens - 2, 1)
+    weight = np.where(wave == 0, 1 / PROMPTS_PER_CLIENT, (1 - 1 / PROMPTS_PER_CLIENT) / (rounds - 1)) / own
+    return float(weight @ (first_s - requests.arrival_s)), float(weight @ ((requests.finished_s - first_s) / later))
+
+
+def parts(one: Point, workers: int, shares: int) -> tuple[int, ...]:
+    """Return (workers, ranks of each) of one of equal shares of a side, () if it has none with 4 decode ranks."""
+    ranks, rest = divmod(one.dp, shares // (of_workers := math.gcd(workers, shares)))
+    fewest = 1 if one.max_num_seqs == PREFILLING else min(4, one.dp)
+    return () if rest or ranks < fewest else (workers // of_workers, ranks)
+
+
+def of_ranks(tables: CostTables, dp: int, ranks: int) -> CostTables:
+    """Return the tables of ``ranks`` of ``dp`` ranks in lock-step, the others of which have as many tokens."""
+    if tables.shared_s is None:
+        return tables
+    if (shared_s := tables.shared_s[:: dp // ranks]) is not None and ranks > 1:
+        return replace(tables, shared_s=shared_s)
+    return replace(tables, layer_s=tables.layer_s + shared_s[: len(tables.layer_s)], shared_s=None)
+
+
+def first_decodes(done: Records) -> Floats:
+    """Return when each request's first decode step ended: a decode step of its rank computes one of its tokens."""
     steps, requests = done.steps, done.requests
-    decodes = steps.replica >= ranks[0] // shares
-    tpot_s = np.average((steps.end_s - steps.start_s)[decodes], weights=steps.decode_seqs[decodes])
-    after_first_s = np.mean(np.maximum(requests.output_tokens - 2, 0)) * tpot_s
-    return float(np.mean(requests.finished_s - requests.arrival_s) - after_first_s), float(tpot_s)
+    first_s = np.array(requests.finished_s)
+    for rank in np.unique(requests.replica):
+        ends_s = np.sort(steps.end_s[(steps.replica == rank) & (steps.decode_seqs > 0)])
+        own = requests.replica == rank
+        last = np.searchsorted(ends_s, requests.finished_s[own])
+        first_s[own] = ends_s[np.maximum(last - np.maximum(requests.output_tokens[own] - 2, 0), 0)]
+    return first_s
 
 
 BACKENDS = ("vllm", "sglang", "trtllm")
 KERNEL_SPREAD, OWN_SPREAD, COMMON_SPREAD = 0.03, 0.3, 1.0
-HOST = ("step", "sequence")
+HOST = ("step", "sequence", "launch")
 GEMMS = [
     f"{kind}.{of}" for kind in ("narrow", "wide", "grouped") for of in ("efficiency", "memory_efficiency", "latency_s")
 ]
@@ -439,28 +445,30 @@ SPREADS: dict[str, float] = dict.fromkeys((*GEMMS, "prefill.efficiency", "decode
 SPREADS |= dict.fromkeys(
     ("narrow.pad_m", *(f"{k}.latency_s" for k in ("stream", "prefill", "decode"))), 2 * KERNEL_SPREAD
 )
-SPREADS |= dict.fromkeys(("routing", "launch", "late_request", *HOST), COMMON_SPREAD)
+SPREADS |= dict.fromkeys(("late_request", *HOST), COMMON_SPREAD)
 SPREADS |= {f"{name}.{backend}": OWN_SPREAD for name in HOST for backend in BACKENDS}
 SPREADS |= {f"speed.{backend}": KERNEL_SPREAD for backend in BACKENDS[1:]}
 NAMES = tuple(SPREADS)
-FIRST = {"step": 300e-6, "sequence": 6e-6, "routing": 0.05, "launch": 100e-6, "late_request": 30e-3}
-"""Values that the factors of the host's constants multiply, in seconds; of ``1 - routing_power`` for routing."""
+FIRST = {"step": 300e-6, "sequence": 6e-6, "launch": 30e-6, "late_request": 100e-3}  # seconds
 HUBER, ROUNDS, TTFT_WEIGHT = 0.08, 12, 0.5
-DELAY_ALONE = ("qwen3.5", "glm")
-"""Families to which the delay of a first token alone is fitted: the other constants had no such operators in view."""
+LAUNCHES_ALONE = ("qwen3.5", "glm")  # families to which delay and launches of a first token alone are fitted
 
 
 def curves_of(theta: Floats, backend: str) -> Curves:
     """Return the kernels of a backend: shipped constants times their factors, all of them ``speed`` times as fast."""
     of = dict(zip(NAMES, np.exp(theta), strict=True))
     speed = of.get(f"speed.{backend}", 1.0)
-    made: dict[str, Any] = {"routing_power": 1 - FIRST["routing"] * of["routing"]}
+    made: dict[str, Any] = {}
     for kind, part in vars(CURVES).items():
         if kind != "routing_power":
             faster = {f: speed if "efficiency" in f else 1 / speed if f.endswith("_s") else 1.0 for f in vars(part)}
             values = {f: value * of.get(f"{kind}.{f}", 1.0) * faster[f] for f, value in vars(part).items()}
             made[kind] = replace(part, **values)
     return Curves(**made)
+
+
+def waits(point: Point) -> bool:
+    return point.inferencemax and catalog.model(point.model).ffn.experts > 0
 
 
 def host_of(theta: Floats, point: Point) -> HostOverhead:
@@ -470,15 +478,13 @@ def host_of(theta: Floats, point: Point) -> HostOverhead:
     def value(name: str) -> float:
         return float(FIRST[name] * of[name] * of.get(f"{name}.{point.backend}", 1.0))
 
-    # vLLM served Llama on B200 with cudagraph_mode FULL_DECODE_ONLY
     launches = point.backend != "vllm" or point.pair == ("llama-3.1-70b", "B200")
-    request_s = REQUEST_S + value("late_request") * point.waits
+    request_s = REQUEST_S + value("late_request") * waits(point)
     return HostOverhead(value("step"), value("sequence"), request_s, launch_s=value("launch") if launches else 0.0)
 
 
 def closed_forms(points: Sequence[Point], theta: Floats) -> Floats:
     """Return [2, n] TTFT and TPOT in seconds by closed forms of a steady closed loop."""
-    # A token takes a decode step and its share of others' prompts, a first token a step with its prompt.
     found = np.zeros((2, len(points)))
     for members in grouped(range(len(points)), lambda i: points[i].group).values():
         one, loops = points[members[0]], [loop_of(points[i]) for i in members]
@@ -510,17 +516,16 @@ def slopes(points: Sequence[Point]) -> Floats:
 
 def fit(points: Sequence[Point], seconds: Floats, slope: Floats) -> Floats:
     """Return the factors' logs; a deployment counts by the root of its points."""
-    # ``seconds``: the engine's [2, n] TTFT and TPOT at ``theta`` = 0 and a front of ``REQUEST_S``.
     counts = Counter((point.pair, point.backend) for point in points)
     weight = np.array([counts[point.pair, point.backend] ** -0.5 for point in points])
     weight = np.concatenate([TTFT_WEIGHT * weight, weight])
     measured = np.log([[point.ttft_s for point in points], [point.tpot_s for point in points]])
     spread = np.array(list(SPREADS.values()))
-    waits, at = np.array([point.waits for point in points]), NAMES.index("late_request")
+    late, at = (np.array([waits(point) for point in points]), NAMES.index("late_request"))
     theta = np.zeros(len(NAMES))
     for _ in range(ROUNDS):
         steps_s = seconds * np.exp(slope @ theta)
-        added = waits * FIRST["late_request"] * np.exp(theta[at])
+        added = late * FIRST["late_request"] * np.exp(theta[at])
         first_slope = slope[0] * (steps_s[0] / (steps_s[0] + added))[:, None]
         first_slope[:, at] = added / (steps_s[0] + added)
         rows = np.concatenate([first_slope, slope[1]])
@@ -549,8 +554,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         worse = max(fits.values(), key=lambda row: row["value"])
         row = {key: worse[key] for key in ("value", "interval", "p90")}
         found[f"deploy.{part}_median_ape_left_out"] = row | {"fits": {name: of["value"] for name, of in fits.items()}}
-    rows = {"rows": len(points) + left[TWICE], "of": len(points) + sum(left.values())}
-    scored = {"value": found["fidelity.silicon.family_out.ttft_median_ape"]["points"]} | rows
+    scored = {"value": found["fidelity.silicon.family_out.ttft_median_ape"]["points"]}
+    scored |= {"rows": len(points) + left[TWICE], "of": len(points) + sum(left.values())}
     found |= {"deploy.silicon_scored": scored} | shipped(shared, points, by_family, quick=quick)
     return found
 
@@ -559,8 +564,8 @@ def fits_without(points: Sequence[Point], *fields: str) -> list[Thetas]:
     """Return for each field, by its value, the factors fitted to points with another value; NOTHING: to all points."""
     together = [point for point in points if not point.prefill]
     fitting, predicted = _engine(together, lambda _: np.zeros(len(NAMES)), late=False)
-    known = np.array([point.family not in DELAY_ALONE for point in fitting])
-    slope, fits = slopes(fitting) * known[None, :, None], []
+    known = np.array([point.family not in LAUNCHES_ALONE for point in fitting])
+    slope, fits = slopes(fitting) * (known[:, None] | np.array([name.startswith("launch") for name in NAMES])), []
     for field in fields:
         values = [getattr(point, field) for point in fitting]
         train = {v: [i for i, other in enumerate(values) if other != v] for v in (*sorted(set(values)), NOTHING)}
@@ -617,7 +622,6 @@ def compared(points: Sequence[Point], predicted: Floats) -> dict[str, Any]:
 
 def shipped(shared: Path, points: Sequence[Point], by_family: Thetas, *, quick: bool) -> dict[str, Any]:
     """Return figures of ``deploy`` and the engine alone: by the roofline, and by profiles of imported kernels."""
-    # ``tables`` has the host of other families of models, the others that of the engine's name.
     able = [point for point in points if not point.prefill]
     # Those with measured kernels: Llama-3.1-70B in vLLM.
     measured = [p for p in able if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
@@ -631,8 +635,7 @@ def shipped(shared: Path, points: Sequence[Point], by_family: Thetas, *, quick: 
         found, predicted = [], []
         for point, prices, host in priced:
             with contextlib.suppress(InputError):  # it does not fit by the memory planner that ships
-                deployment = deployed(point, prices, host)
-                loop = loop_of(point)
+                deployment, loop = deployed(point, prices, host), loop_of(point)
                 predicted.append(means(simulate(loop.workload(), deployment, max_log_steps=0), loop))
                 found.append(point)
         out |= _figures(name, found, np.array(predicted).reshape(-1, 2), {})

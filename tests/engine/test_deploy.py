@@ -10,11 +10,13 @@ import pytest
 from worlds import cost_tables
 
 from lengthwise import catalog, cost, policy
+from lengthwise.cost.operator_work import launched_kernels
 from lengthwise.cost.roofline_tables import FRONT_SLOW_S, slow_front_log_sd
 from lengthwise.engine import deploy, simulate
 from lengthwise.schema.cost_tables import CostEvidence, Front, PartError
 from lengthwise.schema.deployment import EngineLimits, Scheduler
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, UnknownNameError
+from lengthwise.schema.speculation import Speculation
 from lengthwise.schema.workload import Workload
 
 MODEL, GPU = "llama-3-8b", "H100"
@@ -143,7 +145,8 @@ def test_a_host_by_name_is_that_of_the_engine(name):
     assert tables.front == Front(given.request_s, given.serial_s) != own.front == Front()
     launches_s = tables.layer_s - own.layer_s
     assert np.allclose(launches_s[: len(seqs)], 0.0)
-    assert np.allclose(launches_s[len(seqs) :], given.launch_s)
+    kernels = launched_kernels(catalog.model(MODEL), None, 1)
+    assert np.allclose(launches_s[len(seqs) :], given.launch_s * kernels)
     for part in ("comm_s", "embedding_s", "head_s", "prefill_s", "decode_s"):
         assert np.array_equal(getattr(tables, part), getattr(own, part))
     slow_log_sd = slow_front_log_sd(tables.front, FRONT_SLOW_S)
@@ -176,7 +179,27 @@ def test_a_step_with_a_prompt_is_launched_once_however_many_prompts_it_has():
     for prompts in (1, 8):
         burst = Workload(np.zeros(prompts), np.full(prompts, 128), np.full(prompts, 2))
         first_s = [simulate(burst, one).requests.first_token_s.max() for one in (bare, launched)]
-        assert first_s[1] - first_s[0] == pytest.approx(layers * 1e-3)
+        kernels = launched_kernels(catalog.model(MODEL), None, 1)
+        assert first_s[1] - first_s[0] == pytest.approx(layers * kernels * 1e-3)
+
+
+def test_decodes_with_proposed_tokens_are_in_a_cuda_graph():
+    """Without, every verification was launched kernel by kernel, and MTP predicted twice as slow as measured."""
+    limits = EngineLimits(max_num_seqs=16, max_num_batched_tokens=2048)
+    drafted = {"limits": limits, "speculation": Speculation("mtp", 3, 0.7)}
+    bare, launched = (deploy(MODEL, GPU, host=cost.HostOverhead(launch_s=s), **drafted).cost for s in (0.0, 1e-3))
+    differs = launched.layer_s > bare.layer_s
+    assert not differs[: 16 * 4 + 1].any()
+    assert differs[16 * 4 + 1 :].all()
+
+
+def test_models_with_experts_launch_more_kernels_and_narrow_weights_quantize_inputs():
+    dense, experts, latent = map(catalog.model, (MODEL, "qwen3-235b-a22b", "deepseek-v3"))
+    counts = [launched_kernels(model, "fp8", 8) for model in (dense, experts, latent)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[1]
+    assert launched_kernels(dense, "fp8", 8) - launched_kernels(dense, "bfloat16", 8) == 4  # its four products
+    assert launched_kernels(dense, "fp8", 8) - launched_kernels(dense, "fp8", 1) == 2  # all-reduces
 
 
 def test_a_front_moves_the_first_token_and_no_other():

@@ -262,7 +262,7 @@ class HostTable(Section):
     sequence_s: HostSeconds = Field(default_factory=lambda: costs.HostOverhead().sequence_s)
     request_s: HostSeconds = 0.0  # delay of a request in front of the engine, which blocks no other request
     serial_s: HostSeconds = 0.0  # service time of the front end, which takes one request at a time
-    launch_s: HostSeconds = 0.0  # to launch a layer's kernels, in a step of more than max_num_seqs tokens
+    launch_s: HostSeconds = 0.0  # to launch a kernel, in a step of more than max_num_seqs tokens
 
 
 class SpeculationTable(Section):

@@ -81,6 +81,11 @@ class Curves:
     # Routing is uneven: T tokens hit as many experts as T**0.96 uniformly routed ones (benchmarks/_silicon.py).
     routing_power: float = 0.96
 
+    def launched_meanwhile(self) -> Curves:
+        """Return the constants of products and element-wise kernels whose launches other kernels hide."""
+        kinds = {kind: replace(getattr(self, kind), latency_s=0.0) for kind in ("wide", "narrow", "stream")}
+        return replace(self, **kinds)
+
 
 CURVES = Curves()
 CPU_CURVES = Curves(
@@ -165,17 +170,46 @@ def layer_share(model: ModelSpec, operator: str) -> float:
     return caching if operator in ("qkv projection", "rope", "kv write", "output projection") else 1.0
 
 
+def launched_kernels(model: ModelSpec, weight_dtype: str | None, tp: int) -> float:
+    """Return how many kernels engines launch for a layer of a step without a CUDA graph, on average over the layers.
+
+    A product with weights of 8 or 4 bits first quantizes its input, but for AWQ and GPTQ. ``weight_dtype`` None is the
+    dtype as published.
+    """
+    attention, ffn = model.attention, model.ffn
+    dense, routed = (
+        int(DTYPE_BYTES[name] < DTYPE_BYTES["bfloat16"] and name != "int4")
+        for name in (catalog.dense_dtype(model, weight_dtype), dtype_name(weight_dtype or model.dtype))
+    )
+    # Projections, rotary embedding, cache write and attention; with MLA two norms and an up-projection, too.
+    attend = 8.0 + 3 * dense + routed if attention.is_mla else 5.0 + 2 * dense
+    attend += 9 if attention.index_heads else 0  # projections, norm, quantization, scores and the choice
+    if attention.linear:
+        caching = model.caching_layers / model.layers
+        # Two norms and a gate in the other layers; three for gates and eight for the chunked delta rule in these.
+        attend = caching * (attend + 2) + (1 - caching) * (15 + 2 * dense)
+    mlp = 3.0 + 2 * max(dense, routed)
+    if ffn.experts:
+        # Router, choice of experts, sort (2), two products, activation and the weighted sum.
+        moe = 9.0 + 2 * routed + (mlp + 1 if ffn.shared_intermediate else 0)
+        share = ffn.dense_layers / model.layers
+        mlp = share * mlp + (1 - share) * moe
+    return 2 + attend + mlp + (2 if tp > 1 else 0)  # norms and all-reduces
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The kernels of a GPU, whose methods return the roofline work of one operation.
 
-    ``weight_dtype`` is the dtype of the weights. An element of the activations has ``wide_bytes`` bytes.
+    ``weight_dtype`` is the dtype of the weights. An element of the activations has ``wide_bytes`` bytes. With
+    ``has_blocks`` FP8 weights have a scale for each block, for which a kernel quantizes the input of a product.
     """
 
     gpu: GpuSpec
     weight_dtype: str
     wide_bytes: float = 2.0
     curves: Curves = CURVES
+    has_blocks: bool = False
 
     def gemm(self, name: str, m: Any, n: Any, k: Any, *, wide: bool = False) -> Work:
         """Return the work of an [m, k] by [k, n] product. With ``wide`` the weights have 16 bits (embedding, head)."""
@@ -191,13 +225,14 @@ class Kernels:
         scaled_bytes = DTYPE_BYTES[self.weight_dtype] + SCALE_BYTES.get(self.weight_dtype, 0.0)
         moved = groups * n * k * (self.wide_bytes if wide else scaled_bytes) + self.wide_bytes * m * (n + k)
         padded = 2.0 * (m + curve.pad_m * groups) * (n + curve.pad_n) * (k + curve.pad_k)
+        is_fp8 = self.weight_dtype == "fp8" and self._peak(wide) > self._peak(wide=True)
         return Work(
             name,
             flops=2.0 * m * n * k,
             bytes=moved,
             compute_s=padded / (self._peak(wide) * curve.efficiency),
             memory_s=moved / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency),
-            latency_s=curve.latency_s,
+            latency_s=curve.latency_s + self.curves.stream.latency_s * (self.has_blocks and is_fp8),
         )
 
     def stream(self, name: str, moved_bytes: Any, *, kernels: int = 1, latency_s: Any = None) -> Work:
@@ -283,12 +318,17 @@ class Operators:
     """The work of a deployment's operators, for one layer or one step, on one GPU."""
 
     def __init__(self, shard: Shard, kernels: Kernels, node: NodeSpec) -> None:
+        # FP8 checkpoints of models with experts have a scale for each block of 128 by 128 weights, as DeepSeek-V3's.
+        kernels = replace(kernels, has_blocks=shard.model.ffn.experts > 0)
         self.shard, self.node, self.expert_kernels = shard, node, kernels
         self.kernels = replace(kernels, weight_dtype=catalog.dense_dtype(shard.model, kernels.weight_dtype))
         self.output_kernels = kernels if shard.model.metadata.fp4_outputs else self.kernels
+        # Engines launch shared experts on a second stream, during the routed ones.
+        self.second_stream = replace(self.output_kernels, curves=kernels.curves.launched_meanwhile())
         self.model, self.tp, self.is_mla = shard.model, shard.parallel.tp, shard.model.attention.is_mla
         self.dp = shard.parallel.dp
         self.wide = kernels.wide_bytes
+        self.launched = launched_kernels(shard.model, shard.weight_dtype, self.tp)
 
     def layer(self, tokens: Any) -> list[Work]:
         """Return one layer's operators whose work depends on tokens: GEMMs, norms, rotary embedding, cache write."""
@@ -305,7 +345,9 @@ class Operators:
         works.insert(0, self.kernels.stream("norms", norms * 4 * hidden * self.wide * tokens, kernels=norms))
         ffn = self.model.ffn
         dense = ffn.dense_layers / self.model.layers if ffn.experts else 1.0
-        works += [work.times(dense) for work in self._mlp(tokens, ffn.intermediate)] if dense else []
+        works += (
+            [work.times(dense) for work in self._mlp(tokens, ffn.intermediate, self.output_kernels)] if dense else []
+        )
         works += [work.times(1 - dense) for work in self._moe(tokens)] if ffn.experts else []
         return works
 
@@ -532,13 +574,13 @@ class Operators:
         width = shard.heads * (attention.head_dim + shard.v_dim)
         return self.kernels.gemm(name, tokens, width, attention.kv_lora_rank)
 
-    def _mlp(self, tokens: Any, intermediate: int) -> list[Work]:
+    def _mlp(self, tokens: Any, intermediate: int, kernels: Kernels) -> list[Work]:
         hidden, width = self.model.hidden, intermediate / self.tp
         into = 2 if self.model.ffn.gated else 1
         return [
-            self.output_kernels.gemm("mlp up", tokens, into * width, hidden),
-            self.kernels.stream("activation", (into + 1) * width * self.wide * tokens),
-            self.output_kernels.gemm("mlp down", tokens, hidden, width),
+            kernels.gemm("mlp up", tokens, into * width, hidden),
+            kernels.stream("activation", (into + 1) * width * self.wide * tokens),
+            kernels.gemm("mlp down", tokens, hidden, width),
         ]
 
     def experts_hit(self, tokens: Any) -> Any:
@@ -599,7 +641,8 @@ class Operators:
         if self.dp > 1:  # The other operators of the routed experts are ``shared``.
             works = works[:1]
         if ffn.shared_intermediate:
-            works += [replace(work, name=f"shared {work.name}") for work in self._mlp(tokens, ffn.shared_intermediate)]
+            shared = self._mlp(tokens, ffn.shared_intermediate, self.second_stream)
+            works += [replace(work, name=f"shared {work.name}") for work in shared]
         return works
 
     def _prefill(self, name: str, chunk: Any, context: Any, window: int | None) -> Work:

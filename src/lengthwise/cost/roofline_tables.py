@@ -12,7 +12,7 @@ import numpy as np
 
 from lengthwise import catalog
 from lengthwise.cost.memory import shard_of
-from lengthwise.cost.operator_work import Curves, Operators, Work, kernels_of
+from lengthwise.cost.operator_work import Curves, Operators, Work, kernels_of, launched_kernels
 from lengthwise.schema.cost_tables import CostEvidence, CostTables, Floats, Front, Ints, PartError, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -128,7 +128,7 @@ class HostOverhead:
     sequence_s: float = HOST_SEQUENCE_S  # for each sequence of a step
     request_s: float = 0.0  # delays a request before it enters the engine
     serial_s: float = 0.0  # occupies the serial front, in which requests queue (``Front``)
-    launch_s: float = 0.0  # to launch a layer's kernels, in a step of more than max_num_seqs tokens (no CUDA graph)
+    launch_s: float = 0.0  # to launch a kernel, in a step of more than max_num_seqs tokens (no CUDA graph)
 
     @property
     def front(self) -> Front:
@@ -139,9 +139,9 @@ class HostOverhead:
         """Return the host's seconds in a step of ``seqs`` sequences."""
         return np.asarray(self.step_s + self.sequence_s * seqs, dtype=np.float64)
 
-    def with_launches(self, layer_s: Floats, max_num_seqs: int) -> Floats:
-        """Return a layer's seconds by tokens, with launches in steps above ``max_num_seqs`` tokens (no CUDA graph)."""
-        return layer_s + self.launch_s * (np.arange(len(layer_s)) > max_num_seqs)
+    def with_launches(self, layer_s: Floats, graph_tokens: int, kernels: float) -> Floats:
+        """Return a layer's seconds by tokens, with ``kernels`` launches in steps above ``graph_tokens`` tokens."""
+        return layer_s + self.launch_s * kernels * (np.arange(len(layer_s)) > graph_tokens)
 
     def work(self, seqs: Any) -> list[Work]:
         """Return the host's work in a step of ``seqs`` sequences."""
@@ -149,16 +149,15 @@ class HostOverhead:
 
 
 ENGINE_HOSTS = {
-    "vllm": HostOverhead(420e-6, 10.6e-6, 3e-3),
-    "sglang": HostOverhead(338e-6, 8.9e-6, 3e-3, launch_s=365e-6),
-    "trtllm": HostOverhead(312e-6, 8.6e-6, 3e-3, launch_s=365e-6),
+    "vllm": HostOverhead(244e-6, 7.7e-6, 3e-3),
+    "sglang": HostOverhead(198e-6, 8.6e-6, 3e-3, launch_s=37e-6),
+    "trtllm": HostOverhead(182e-6, 6.9e-6, 3e-3, launch_s=22e-6),
 }
-"""Host overhead by engine, fitted to end-to-end measurements on H100, H200 and B200 (benchmarks/_silicon.py;
-InferenceMAX, Apache-2.0). The fit of ``step_s`` and ``sequence_s`` keeps the roofline's kernels; ``launch_s`` is fitted
-together with them. vLLM's CUDA graphs are assumed to cover steps with prompts, so that it has no ``launch_s``. The 3 ms
-of ``request_s`` are assumed: 1 and 10 ms predict the measurements equally well."""
+"""Host overhead by engine, fitted to end-to-end measurements on H100, H200 and B200 with the roofline's kernels kept
+(benchmarks/_silicon.py; InferenceMAX, Apache-2.0). vLLM's CUDA graphs are assumed to cover steps with prompts, so that
+it has no ``launch_s``. The 3 ms of ``request_s`` are assumed: 1 and 10 ms predict the measurements equally well."""
 
-MLA_REQUEST_S = 0.12
+MLA_REQUEST_S = 0.11
 """Additional delay of a request with ENGINE_HOSTS if the model has MLA: DeepSeek-V3 and Kimi-K2 wait longer for a first
 token than the roofline's prefill explains. Its cause is unknown. Qwen3, which has experts, too, needs none (median)."""
 
@@ -202,7 +201,7 @@ def roofline(
     part_errors = roofline_errors(model, gpu, ops.shard.weight_dtype, is_shared=ranks > 1)
     errors = with_front_error(part_errors, host.front)
     return CostTables(
-        layer_s=host.with_launches(_seconds_table(ops.layer, tokens), limits.max_num_seqs),
+        layer_s=host.with_launches(_seconds_table(ops.layer, tokens), limits.max_num_seqs, ops.launched),
         comm_s=_seconds_table(ops.all_reduces, tokens),
         embedding_s=_seconds_table(ops.embedding, tokens),
         send_s=_seconds_table(ops.send, tokens),
@@ -249,7 +248,8 @@ def operators(
     works += [("send", stages - 1, ops.send(tokens))] if stages > 1 else []
     works += [("head", 1, ops.head(seqs)), ("host", 1, host.work(seqs))]
     if host.launch_s and tokens > limits.max_num_seqs:
-        works.append(("layer", layers, [Work("kernel launches", latency_s=np.asarray(host.launch_s))]))
+        launches = Work("kernel launches", latency_s=np.asarray(host.launch_s * ops.launched))
+        works.append(("layer", layers, [launches]))
     rows: dict[str, list[OperatorTime]] = {}
     for part, times, same_part in works:
         for work in same_part:
@@ -306,18 +306,30 @@ def host_overhead(host: str | HostOverhead, *, is_mla: bool = False) -> HostOver
     return host
 
 
-def with_host(tables: CostTables, host: str | HostOverhead, *, is_mla: bool = False) -> CostTables:
-    """Return the tables with the overhead, front end and errors of ``host``. "default" changes nothing."""
-    overhead = host_overhead(host, is_mla=is_mla)
+def with_host(
+    tables: CostTables,
+    host: str | HostOverhead,
+    model: ModelSpec,
+    parallel: Parallelism,
+    limits: EngineLimits,
+    proposed: int = 0,
+) -> CostTables:
+    """Return the tables with the overhead, front end and errors of ``host``. "default" changes nothing.
+
+    CUDA graphs cover decodes of ``max_num_seqs`` sequences, each with ``proposed`` tokens of a drafter beside its own.
+    """
+    overhead = host_overhead(host, is_mla=model.attention.is_mla)
     if overhead is None:
         return tables
+    kernels = launched_kernels(model, limits.weight_dtype, parallel.tp)
+    layer_s = overhead.with_launches(tables.layer_s, (len(tables.host_s) - 1) * (1 + proposed), kernels)
     label = f"host of {host}" if isinstance(host, str) else f"host of {overhead.step_s:g} s a step"
     source = f"{tables.evidence.source}, {label}" if tables.evidence.source else label
     errors = tuple(PartError("host", HOST_LOG_SD) if e.part == "host" else e for e in tables.evidence.errors)
     errors = with_front_error(errors, overhead.front) if errors else ()
     return replace(
         tables,
-        layer_s=overhead.with_launches(tables.layer_s, len(tables.host_s) - 1),
+        layer_s=layer_s,
         host_s=overhead.seconds(np.arange(len(tables.host_s))),
         evidence=replace(tables.evidence, source=source, errors=errors),
         front=overhead.front,

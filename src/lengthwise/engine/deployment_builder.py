@@ -122,6 +122,7 @@ def deploy(
             f"{'no' if tables.shared_s is None else 'a'} part that several ranks compute together (shared_s). Take "
             'cost "roofline", or tables that were made for this dp'
         )
+    proposed = speculation.num_speculative_tokens if speculation else 0
     is_file = isinstance(cost, str) and cost.startswith("tables:")
     if is_file and host != "default" and (tables.host_s.any() or tables.front != Front()):
         raise InputError(
@@ -135,7 +136,7 @@ def deploy(
         parallel=parallel,
         limits=limits,
         scheduler=scheduler,
-        cost=costs.with_host(tables, host, is_mla=model.attention.is_mla),
+        cost=costs.with_host(tables, host, model, parallel, limits, proposed),
         kv=kv,
         max_model_len=max_len,
         speculation=speculation,

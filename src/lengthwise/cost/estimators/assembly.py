@@ -165,7 +165,7 @@ class FittedOperators(Operators):
         shard = shard_of(target.model, target.parallel, target.limits)
         plain = kernels_of(target.gpu, shard.weight_dtype)
         products = {wide: fits[name] for wide, name in ((False, "gemm"), (True, "gemm wide")) if name in fits}
-        kernels = FittedKernels(plain.gpu, plain.weight_dtype, plain.wide_bytes, plain.curves, products)
+        kernels = FittedKernels(plain.gpu, plain.weight_dtype, plain.wide_bytes, plain.curves, products=products)
         super().__init__(shard, kernels, target.node)
         self.plain = plain
 
