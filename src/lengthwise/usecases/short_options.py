@@ -109,15 +109,20 @@ def _toml(value: Any) -> str:
     return f"[{', '.join(map(_toml, value))}]" if isinstance(value, list | tuple) else json.dumps(value)
 
 
-def columns(given: list[str] | None) -> list[Override]:
-    """Return the setting of ``--column``, [] without it. Raises InputError for a text that is not NAME=COLUMN."""
-    pairs = []
+def columns_by_name(given: list[str] | None) -> dict[str, str]:
+    """Return the columns of ``--column`` by our names. Raises InputError for a text that is not NAME=COLUMN."""
+    pairs = {}
     for text in given or ():
         name, equals, column = (part.strip() for part in text.partition("="))
         if not (name and equals and column):
             raise InputError(f"--column takes NAME=COLUMN, such as prompt_tokens=input_len; it is {text!r}")
-        pairs.append(f"{json.dumps(name)} = {json.dumps(column)}")
-    return [("--column", f"workload.columns={{ {', '.join(pairs)} }}")] if given else []
+        pairs[name] = column
+    return pairs
+
+
+def columns(given: list[str] | None) -> list[Override]:
+    """Return the setting of ``--column``, [] without it. Raises InputError for a text that is not NAME=COLUMN."""
+    return [("--column", f"workload.columns={_toml(columns_by_name(given))}")] if given else []
 
 
 def toml_value(text: str) -> str:
