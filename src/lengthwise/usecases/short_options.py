@@ -30,10 +30,12 @@ def scenario_of(file: Path | str | None, settings: Sequence[Override], **short: 
         for name, value in short.items()
         if value is not None
     }
+    workload = given.get("workload", DEFAULT_WORKLOAD)
+    if Path(workload).suffix[1:].isalpha() and not Path(workload).exists():
+        raise InputError(f"--workload must be a file, a preset, or PROMPT/OUTPUT tokens; there is no file {workload}")
     settings = [*(pair for name, text in given.items() for pair in _set_by(name, text)), *settings]
     if file is not None:
         return load(file, settings) if isinstance(file, Path) else loads(file, overrides=settings)
-    workload = given.get("workload", DEFAULT_WORKLOAD)
     is_given = {"--model": "model" in given, "--gpu": "gpu" in given or "gpus" in given}
     is_given["--rate"] = "rate" in given or "rate" not in short or Path(workload).is_file()
     if missing := [option for option, found in is_given.items() if not found]:
