@@ -202,7 +202,9 @@ def test_a_name_with_another_suffix_is_unknown_and_a_config_is_the_way_out(name)
 
 
 def test_gpus_and_nodes_answer_to_what_people_type():
-    assert catalog.gpu("a100").name == "A100-80GB"
+    assert catalog.gpu("a100-sxm").name == "A100-80GB"
+    with pytest.raises(InputError, match="A100-40GB, A100-80GB, A100-80GB-PCIe"):
+        catalog.gpu("a100")
     assert catalog.gpu("NVIDIA H100 80GB HBM3").name == "H100"
     assert catalog.gpu("rtx_4090").name == "RTX-4090"
     assert catalog.node("h100_dgx").name == "dgx-h100"

@@ -99,7 +99,7 @@ def test_with_two_kinds_of_gpus_each_model_of_a_stage_names_its_own(cli, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "report"),
     [
-        (("--node", "8xA100"), "8xA100-40GB, 8xA100-80GB, 8xA100-80GB-PCIe"),
+        (("--node", "8xA100"), "A100-40GB, A100-80GB, A100-80GB-PCIe"),
         (("--node", "8xA10"), "Did you mean: A40"),
         (("--node", "9xA100-80GB"), "has at most 8 GPUs"),
         (("--method", "samulm"), "Did you mean: samullm"),

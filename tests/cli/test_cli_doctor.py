@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 from lengthwise.cli import doctor, examples
+from lengthwise.config.files import examples_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,8 +43,8 @@ def test_doctor_reports_missing_packages_and_an_unwritable_cache(cli, monkeypatc
 
 def test_every_example_is_listed_with_a_command_and_a_purpose(cli):
     assert cli("examples").code == 0
-    listed = examples.listed(examples.folder())
-    assert all(about for _, _, about in listed)
+    listed = examples.listed(examples_folder())
+    assert all(about.endswith((".", "?", ".)")) for _, _, about in listed)
     commands = {name: command for name, command, _ in listed}
     scenarios = {
         path.relative_to(ROOT / "examples").as_posix()
@@ -55,6 +56,17 @@ def test_every_example_is_listed_with_a_command_and_a_purpose(cli):
     assert commands["apps/ensemble.toml"] == "app plan"
     assert commands["gateway.toml"] == "serve --check"
     assert commands["schedule-70b-5s.toml"] == "schedule"
+
+
+def test_without_the_examples_the_start_and_the_error_say_how_to_get_them(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copy = "lengthwise examples --copy examples"
+    assert copy in cli().out
+    for command in (("simulate", "examples/chat-70b.toml"), ("app", "plan", "examples/apps/ensemble.toml")):
+        assert copy in cli(*command).err
+    assert copy not in cli("simulate", "examples/none.toml").err
+    assert cli("examples", "--copy", "examples").code == 0
+    assert copy not in cli().out
 
 
 def test_examples_are_copied_into_a_new_folder_and_run_there(cli, tmp_path, monkeypatch):

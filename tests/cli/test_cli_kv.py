@@ -169,6 +169,18 @@ def test_hash_ids_are_of_blocks_of_512_tokens(cli, trace):
     assert "(in blocks of 512 tokens)" in cli("workload", "show", trace).out
 
 
+def test_show_reads_named_columns_and_says_where_milliseconds_may_be_seconds(cli, tmp_path):
+    rows = "".join(f"{at * 500},100,5\n" for at in range(200))
+    (tmp_path / "calls.csv").write_text(f"ts_ms,len in,len out\n{rows}")
+    show = ("workload", "show", tmp_path / "calls.csv")
+    assert "arrival_ms=ts_ms" in cli(*show).err
+    names = ("--column", "prompt_tokens=len in", "--column", "output_tokens=len out", "--column")
+    wrong, right = cli(*show, *names, "arrival_s=ts_ms"), cli(*show, *names, "arrival_ms=ts_ms")
+    assert ("--column arrival_ms=NAME" in wrong.err, right.err) == (True, "")
+    assert "  2 requests a second" in right.out
+    assert "not both" in cli(*show, *names, "arrival_ms=ts_ms", "--format", "vidur").err
+
+
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens,{}\n0,20,5,1\n1,20,5,0\n"
 
 

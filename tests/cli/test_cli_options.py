@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+MODEL = ("simulate", "--model", "llama-3.1-8b")
 SMALL = ("--set", "workload.num_requests=50", "--set", "run.model_draws=0")
 
 
@@ -87,6 +88,9 @@ def test_a_search_compares_the_given_gpus(cli, tmp_path):
         (("simulate", "--model", "lama-3.1-8b", "--gpu", "H100", "--rate", "1"), "Did you mean: llama-3.1-8b"),
         (("simulate", "--model", "llama-3.1-8b", "--gpu", "H100", "--rate", "0"), "--rate"),
         (("simulate", "--model", "llama-3.1-8b", "--gpu", "H100", "--rate", "1", "--workload", "chatt"), "chat-1m"),
+        ((*MODEL, "--gpu", "H100", "--workload", "nofile.csv"), "there is no file nofile.csv"),
+        ((*MODEL, "--gpu", "A100", "--rate", "1"), "A100-40GB, A100-80GB, A100-80GB-PCIe"),
+        ((*MODEL, "--gpu", "H100", "--rate", "-1"), "above 0, at least 0.000001; it is -1"),
         (("explain", "--model", "llama-3.1-405b", "--gpu", "L4"), "No tp up to 16 fits"),
         (("search", "--model", "llama-3.1-8b", "--gpu", "H10,L40S", "--rate", "1"), "H100"),
     ],
@@ -95,6 +99,7 @@ def test_wrong_options_get_one_message_that_names_them(cli, arguments, message):
     finished = cli(*arguments)
     assert (finished.code, finished.out) == (2, "")
     assert message in finished.err
+    assert "in the options" not in finished.err
 
 
 def test_columns_of_a_trace_are_named_by_options(cli, tmp_path):

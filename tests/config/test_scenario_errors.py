@@ -180,8 +180,11 @@ GOLDEN = [
         text(workload=BASE["workload"] + "\ntime_scale = 2"),
         "workload: time_scale stretches the arrivals of a replayed trace; this workload replays none",
     ),
-    (text(workload="isl = 5\nosl = 5\nqps = 0"), "workload.request_rate: must be at least 1e-06; it is 0"),
-    (text(workload="isl = 5\nosl = 5\nqps = 1e-300"), "workload.request_rate: must be at least 1e-06; it is 1e-300"),
+    (text(workload="isl = 5\nosl = 5\nqps = 0"), "workload.request_rate: must be above 0, at least 0.000001; it is 0"),
+    (
+        text(workload="isl = 5\nosl = 5\nqps = 1e-300"),
+        "workload.request_rate: must be above 0, at least 0.000001; it is 1e-300",
+    ),
     (text(workload="isl = 5\nosl = 5\nqps = nan"), "workload.request_rate: must be a number; it is nan"),
     (
         text(variants='[[variants]]\nname = "a"\nscheduler.polcy = "orca"'),

@@ -152,7 +152,7 @@ def test_an_unknown_file_is_reported_for_both_formats(tmp_path):
         read_trace(path)
     assert str(caught.value) == (
         f"{path}, line 1: must have the columns of a trace, or of a log: prompt_tokens, output_tokens (or texts: "
-        "prompt, output) and arrival_s; it has time, in_tok, out_tok. "
+        "prompt, output) and arrival_s or arrival_ms; it has time, in_tok, out_tok. "
         "Rename in_tok to prompt_tokens, out_tok to output_tokens, or name each by --column: "
         "prompt_tokens=in_tok, output_tokens=out_tok"
     )
@@ -249,6 +249,10 @@ def test_a_simulation_with_a_trained_predictor_is_nearer_to_the_oracle(tmp_path)
         ("request time,prompt,output,latency_s", {"request time": "arrival_s"}),
         ("arrival_s,time_to_first_token,prompt,output", {}),
         ("ts,num_prefill_tokens,num_decode_tokens", {"ts": "arrived_at"}),
+        ("timestamp_ms,num_prefill_tokens,num_decode_tokens", {"timestamp_ms": "arrival_ms"}),
+        ("arrival_ms,num_prefill_tokens,num_decode_tokens", {}),
+        ("arrival_time_ms,prompt_tokens,output_tokens", {}),
+        ("ts_ms,prompt_tokens,output_tokens", {"ts_ms": "arrival_ms"}),
         ('{"input_length": 5,"output_lenght": 4}', {}),
     ],
 )

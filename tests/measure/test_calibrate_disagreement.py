@@ -149,7 +149,7 @@ def test_its_log_of_steps_does_not_make_it_right(gpu):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gpu", ["H100", "A100"])
+@pytest.mark.parametrize("gpu", ["H100", "A100-80GB"])
 def test_a_fit_that_looks_well_by_a_host_beyond_belief_is_refused(gpu):
     other = read_records(RETAINED.parent / "transformers" / "fifo-half-0.measured.parquet")
     with pytest.raises(InputError, match=r"moved host, each step to \d+ times what is usual"):

@@ -33,7 +33,7 @@ class TestRefusals:
         [
             ({"model": "meta-llama/Meta-Llama-3-70B"}, "model meta-llama/Meta-Llama-3-70B"),
             ({"model": "/models/qwen2.5-7b"}, "model /models/qwen2.5-7b"),
-            ({"deployment": {"model": "llama-3-8b", "gpu": "A100", "tp": 1}}, "GPU A100"),
+            ({"deployment": {"model": "llama-3-8b", "gpu": "A100-80GB", "tp": 1}}, "GPU A100-80GB"),
             ({"deployment": {"gpu": "H100", "tp": 4}}, "tp 4"),
         ],
     )

@@ -140,7 +140,7 @@ def random_rules(kind: Kind, work: Workload, rng: np.random.Generator) -> Rules:
 
 
 def deployment(rules: Rules, tables: CostTables, model=MODEL) -> Deployment:
-    gpu = catalog.gpu("a100")
+    gpu = catalog.gpu("A100-80GB")
     num_running, of_a_step = rules.cap, rules.cap // rules.stages
     max_model_len = min(rules.max_tokens, rules.blocks * rules.block_size)
     if rules.scheduler in REQUEST_LEVEL:

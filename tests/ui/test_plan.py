@@ -63,7 +63,7 @@ def task():
     ("head", "times", "unit"),
     [
         ("when,in_toks,out_toks", [f"2024-05-01 10:00:{at:02d}.5" for at in range(60)], "dates"),
-        ("t_us;in_toks;out_toks", [str(1e6 * at) for at in reversed(range(60))], "microseconds"),
+        ("arrival_us;in_toks;out_toks", [str(1e6 * at) for at in reversed(range(60))], "microseconds"),
     ],
 )
 def test_a_trace_with_unknown_columns_gives_the_numbers_of_its_command(task, tmp_path, capsys, head, times, unit):
@@ -71,6 +71,7 @@ def test_a_trace_with_unknown_columns_gives_the_numbers_of_its_command(task, tmp
     uploaded = task.session.store("my trace.csv", "\n".join(rows).encode())
     found = plan.columns({"file": uploaded}, task)
     assert list(found["guesses"].values())[1:] == ["in_toks", "out_toks"]
+    assert (found["guesses"]["arrival"], found["unit"]) == (found["columns"][0], unit)
     mapped = plan.trace({"file": uploaded, **found["guesses"], "arrival": found["columns"][0], "unit": unit}, task)
     assert (mapped["requests"], mapped["rate"]) == (60, pytest.approx(1.0))
     assert mapped["prompt"] == pytest.approx(129.5)

@@ -77,3 +77,15 @@ def test_a_session_sees_its_own_jobs_and_files_and_their_number_is_bounded():
     for session, identity in ((other, files[-1]), (one, files[0]), (one, ["list"])):
         with pytest.raises(InputError, match="no such file"):
             session.file(identity)
+
+
+def test_errors_name_uploaded_files_by_their_names():
+    pool = Pool(threads=1)
+    session = pool.session(None)
+    path = session.file(session.store("calls.csv", b"a"))
+
+    def fails(_):
+        raise InputError(f"{path}, line 1: must be a trace")
+
+    with pytest.raises(InputError, match=r"^calls\.csv, line 1: must be a trace$"):
+        pool.add(Task(session, "tab", FIRST, fails)).future.result(LIMIT_S)

@@ -30,9 +30,9 @@ tp = [1]
 """
 OTHERS = {
     "tp": (("deployment.tp=2",), "tp 1, not 2"),
-    "gpu": (("deployment.gpu=A100",), "the GPU H100, not A100-80GB"),
+    "gpu": (("deployment.gpu=A100-80GB",), "the GPU H100, not A100-80GB"),
     "model": (("deployment.model=mistral-7b",), "the model llama-3-8b, not mistral-7b"),
-    "both": (("deployment.tp=2", "deployment.gpu=A100"), "tp 1, not 2"),
+    "both": (("deployment.tp=2", "deployment.gpu=A100-80GB"), "tp 1, not 2"),
 }
 
 
@@ -83,8 +83,8 @@ def test_a_decode_side_of_another_degree_is_refused(tables):
     ("axes", "words"),
     [
         ({"tp": "[1, 2]"}, "tp 1, 2"),
-        ({"tp": "[1]", "gpu": '["H100", "A100"]'}, "gpu H100, A100"),
-        ({"tp": "[1, 2]", "gpu": '["H100", "A100"]'}, "gpu H100, A100; tp 1, 2"),
+        ({"tp": "[1]", "gpu": '["H100", "A100-80GB"]'}, "gpu H100, A100-80GB"),
+        ({"tp": "[1, 2]", "gpu": '["H100", "A100-80GB"]'}, "gpu H100, A100-80GB; tp 1, 2"),
         ({"model": '["llama-3-8b", "mistral-7b"]'}, "model llama-3-8b, mistral-7b"),
         ({"weight_dtype": '["bf16", "fp8"]'}, "weight_dtype"),
     ],

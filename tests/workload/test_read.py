@@ -44,6 +44,7 @@ SAME = {
     "9.5,ChatGPT,30,3,33,API log\n",
     "vidur.csv": VIDUR + "3,10,1\r\n4.5,20,2\r\n5,30,3",
     "vidur.csv.gz": "﻿" + VIDUR + "0,10,1\n1.5,20,2\n2,30,3\n",
+    "vidur_ms.csv": VIDUR.replace("arrived_at", "arrival_ms") + "3000,10,1\n4500,20,2\n5000,30,3\n",
     "splitwise.csv": "request_id,request_type,application_id,arrival_timestamp,batch_size,"
     "prompt_size,token_size\n"
     "0,2,0,1.0,1,10,1\n1,2,0,2.5,1,20,2\n2,2,0,3.0,1,30,3\n",

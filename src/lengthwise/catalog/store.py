@@ -61,14 +61,19 @@ def served_model(name: str) -> ModelSpec | None:
 
 
 def gpu(name: str | Path) -> GpuSpec:
-    """Return a GPU by name or alias, or from a TOML file. Raises InputError if it is unknown or invalid."""
+    """Return a GPU by name or alias, or from a TOML file. Raises InputError if it is unknown, ambiguous or invalid."""
     if not str(name).endswith(".toml"):
-        return _find("GPU", str(name), gpus())
-    own, table, where = _file_entry(Path(name), "GPU")
-    if known := _tables("gpus").get(own):  # The file changes some of its keys.
+        offered, own = gpus(), normalized(str(name))
+        sizes = [one for one in offered if normalized(one).startswith(f"{own}-")]
+        if own not in map(normalized, offered) and len({offered[one].memory_bytes for one in sizes}) > 1:
+            shown = ", ".join(sizes)  # the size decides what fits
+            raise InputError(f"the name of a GPU must say its memory; {name} can be {shown}. Give one of them")
+        return _find("GPU", str(name), offered)
+    entry, table, where = _file_entry(Path(name), "GPU")
+    if known := _tables("gpus").get(entry):  # The file changes some of its keys.
         changes = {"price_source": str(name)} if "price_per_hour_usd" in table else {}
         table = {**known, **changes, **table}
-    return _gpu(own, table, where)
+    return _gpu(entry, table, where)
 
 
 def find_gpu(name: str) -> GpuSpec | None:

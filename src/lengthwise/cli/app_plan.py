@@ -83,7 +83,8 @@ def show(plan: AppPlan, details: AppFacts) -> None:
 
     out, duration, estimate = console(), text.duration_text, text.estimate_duration_text
     stages, gpus = counted(len(plan.stages), "stage"), counted(len(details.gpus), "GPU")
-    out.print(f"{details.name}: {estimate(plan.makespan)} on {gpus}, {stages}")
+    headline = f"{details.name}: {estimate(plan.makespan)} on {gpus}, {stages}"
+    out.print("\n".join(filter(None, (headline, ", ".join(details.metadata[:3])))))
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
         out.print(f"90 % of the samples lie within {duration(low)} to {duration(high)}")

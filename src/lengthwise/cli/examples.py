@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,7 @@ from typer import Option
 
 from lengthwise.cli import outputs
 from lengthwise.cli.tables import print_table
+from lengthwise.config.files import examples_folder
 from lengthwise.schema.errors import OutputError
 
 EXAMPLES = """\b
@@ -28,7 +31,7 @@ def run(
     copy: Annotated[Path | None, Option("--copy", metavar="DIR", help="Copy the files into this new folder.")] = None,
 ) -> None:
     """List the examples that come with lengthwise, or copy them into a folder, to run and change them."""
-    source = folder()
+    source = examples_folder()
     if copy is None:
         rows = [(f"lengthwise {command} examples/{name}", about) for name, command, about in listed(source)]
         print_table(("command", "what it answers"), rows, wraps=("what it answers",))
@@ -44,20 +47,15 @@ def run(
     outputs.print_written([copy])
 
 
-def folder() -> Path:
-    """Return the folder of the examples: in an installed package beside the modules, in a checkout at its root."""
-    package = Path(__file__).parents[1]
-    installed = package / "examples"
-    return installed if installed.is_dir() else package.parents[1] / "examples"
-
-
 def listed(source: Path) -> list[tuple[str, str, str]]:
     """Return for each scenario, application and gateway file: path in the folder, command, and purpose."""
     found = []
     for path in sorted(source.rglob("*.toml")):
         text = path.read_text("utf-8")
         table = tomllib.loads(text)
-        about = table.get("description") or (text.splitlines()[0].lstrip("# ") if text.startswith("#") else "")
+        comments = takewhile(lambda line: line.startswith("#"), text.splitlines())
+        first = re.match(r".*?[.?!]\)?(?=\s|$)", " ".join(line.lstrip("# ") for line in comments))
+        about = table.get("description") or (first[0] if first else "")
         command = next((command for key, command in COMMANDS.items() if key in table), "simulate")
         if command != "simulate" or "deployment" in table:
             found.append((path.relative_to(source).as_posix(), command, about))

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -227,6 +228,8 @@ def _program(
     del version  # printed by its callback
     if ctx.invoked_subcommand is None:
         typer.echo(START, nl=False)
+        if not Path("examples").is_dir():
+            typer.echo("The folder examples: lengthwise examples --copy examples.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -242,7 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         typer.echo(f"error: {error}", err=True)
         for note in getattr(error, "__notes__", []):
-            typer.echo(f"  ({note})", err=True)
+            if note := note.removeprefix("in the options").removeprefix(", "):
+                typer.echo(f"  ({note})", err=True)
         return 2
     except Exception as error:  # noqa: BLE001 - the last line of defence
         if isinstance(error, PermissionError) and error.filename is not None:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from lengthwise.cli.options import TraceFormat, print_notes
+from lengthwise.cli.options import Columns, TraceFormat, print_notes
+from lengthwise.schema.errors import InputError
 
 EXAMPLES = """\b
 Examples:
@@ -16,6 +17,8 @@ Examples:
   lengthwise workload show trace.csv --format azure
   lengthwise workload show examples/multi-turn.toml
 """
+RARE_RPS = 0.05
+RARE = "{rate:.2g} requests a second are few; if its arrivals are in milliseconds, name them: --column arrival_ms=NAME"
 _BARS = "▁▂▃▄▅▆▇█"
 _LEVELS = ("p5", "p25", "p50", "p75", "p90", "p99")
 
@@ -24,6 +27,7 @@ def run(
     source: Annotated[str, Argument(metavar="FILE|NAME", help="A trace, a log, a scenario, or the name of a preset.")],
     *,
     format_: TraceFormat = None,
+    column: Columns = None,
     num_requests: Annotated[int, Option(min=1, help="Requests drawn from a preset.")] = 20_000,
     seed: Annotated[int, Option(min=0, help="Seed of the requests of a preset or a scenario.")] = 0,
 ) -> None:
@@ -32,16 +36,19 @@ def run(
     from lengthwise.cli.tables import duration, print_properties, print_table
     from lengthwise.config.sources import open_workload
     from lengthwise.config.workload import column_notes
+    from lengthwise.usecases import short_options
 
+    if format_ is not None and column:
+        raise InputError("give --format or --column, not both: --column names the columns of a format of your own")
     if format_ is None and source.endswith((".toml", ".yaml", ".yml")):
         from lengthwise.usecases.requests import workload_by_seed
 
-        scenario = config.load(source)
+        scenario = config.load(source, short_options.columns(column))
         print_notes(scenario.notes)
         requests = workload_by_seed(scenario)(seed)
     else:
-        requests = open_workload(source, format_, num_requests, seed)
-        print_notes(column_notes(source))
+        requests = open_workload(source, format_ or short_options.columns_by_name(column) or None, num_requests, seed)
+        print_notes([] if column else column_notes(source))
     shared = ""
     if requests.prefixes is not None:
         from lengthwise.report.formatting import counted
@@ -50,6 +57,8 @@ def run(
         shared = f"{shared_share(requests):.1%} of the prompt tokens: a prefix cache without limit finds them "
         shared += f"(in blocks of {counted(requests.prefixes.block_tokens, 'token')})"
     d = workload.describe(requests)
+    if d.sessions is None and d.rate_rps is not None and d.rate_rps < RARE_RPS and d.requests >= 100:
+        print_notes([RARE.format(rate=d.rate_rps)])
     sides = [("prompt", d.prompt), ("output", d.output)]
     rate, starts, sessions, delays, limits = _format("{:.3g} requests a second", d.rate_rps), "arrivals", "", "", ""
     if d.sessions is not None:

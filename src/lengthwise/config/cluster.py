@@ -38,11 +38,6 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
             raise InputError(f"{text} does not say which GPUs it has; write {ways or f'{node.gpus}xGPU@{node.name}'}")
         return Machine(kinds[0], node, node.gpus)
     gpus, name, links = int(found[1]), found[2], found[3]
-    known = catalog.gpus()
-    sizes = [one for one in known if one.lower().startswith(f"{name.lower()}-")]
-    if name.lower() not in map(str.lower, known) and len({known[one].memory_bytes for one in sizes}) > 1:
-        shown = ", ".join(f"{gpus}x{one}" for one in sizes)  # the size decides what fits
-        raise InputError(f"{text} must say which {name} it means, since they differ in memory: {shown}")
     gpu = catalog.gpu(file_or_name(name))
     if gpus < 1:
         raise InputError(

@@ -28,6 +28,8 @@ def read(path: Path, kind: str = "scenario") -> Table:
     except FileNotFoundError:
         other = [path.with_suffix(suffix) for suffix in (".toml", ".yaml", ".yml")]
         hint = next((f"; did you mean {file}?" for file in other if file.is_file()), "")
+        if path.parts[:1] == ("examples",) and (examples_folder().parent / path).is_file():
+            hint = "; it comes with lengthwise: lengthwise examples --copy examples puts it there"
         raise ScenarioError(f"there is no {kind} file {path}{hint}") from None
     except IsADirectoryError:
         raise ScenarioError(f"{path} is a folder; give a {kind} file (.toml or .yaml)") from None
@@ -36,6 +38,13 @@ def read(path: Path, kind: str = "scenario") -> Table:
     except OSError as error:
         raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
     return parse(text, path.suffix.lower(), str(path), kind)
+
+
+def examples_folder() -> Path:
+    """Return the folder of the examples: in an installed package beside the modules, in a checkout at its root."""
+    package = Path(__file__).parents[1]
+    installed = package / "examples"
+    return installed if installed.is_dir() else package.parents[1] / "examples"
 
 
 def parse(text: str, suffix: str, source: str, kind: str = "scenario") -> Table:

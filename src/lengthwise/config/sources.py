@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def open_workload(
-    source: str, format_: str | None = None, num_requests: int = PRESET_REQUESTS, seed: int = 0
+    source: str, format_: str | Mapping[str, str] | None = None, num_requests: int = PRESET_REQUESTS, seed: int = 0
 ) -> Workload:
     """Return the requests of the trace file ``source``, or ``num_requests`` requests of the preset of that name."""
     from lengthwise import workload

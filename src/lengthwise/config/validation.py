@@ -180,7 +180,7 @@ def _requirement(entry: _Error) -> str:
     if template is None:
         return str(entry["msg"])
     values = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in entry.get("ctx", {}).items()}
-    return template.format(**values)
+    return template.format(**values).replace("at least 1e-06", "above 0, at least 0.000001")
 
 
 def _given(entry: _Error) -> str:

@@ -62,11 +62,12 @@ def read_trace(
                     raise unknown from None
                 near = _renamed(columns)
                 names = ", ".join(f"{column} to {name}" for column, name in near.items())
-                pairs = [f"{name}={column}" for column, name in near.items()]
-                given = "prompt_tokens=NAME, output_tokens=NAME" if len(near) < 2 else ", ".join(pairs)
+                pairs = {"prompt_tokens": "NAME", "output_tokens": "NAME"} | {near[column]: column for column in near}
+                given = ", ".join(f"{name}={column}" for name, column in pairs.items())
                 raise TraceError(
                     f"{path}, line 1: must have the columns of a trace, or of a log: prompt_tokens, output_tokens (or "
-                    f"texts: prompt, output) and arrival_s; it has {', '.join(columns[:12])[:200]}. Rename "
+                    "texts: prompt, output) and arrival_s or arrival_ms; it has "
+                    f"{', '.join(columns[:12])[:200]}. Rename "
                     f"{names or 'your columns to those of one format'}, or name each by --column: {given}"
                 ) from None
         raise
@@ -126,8 +127,7 @@ def _renamed(columns: list[str]) -> dict[str, str]:
     named = {name: column for column, names in NAMES.items() for name in names}
     given = {column.strip().lower().replace(" ", "_"): column for column in columns}
     near = {given[key]: named[name] for key, name in misspelt(columns).items()}
-    time = unread_time(columns)
-    return near | ({time: "arrival_s"} if time else {})
+    return near | unread_time(columns)
 
 
 def column_notes(path: Path | str) -> list[str]:
@@ -136,7 +136,7 @@ def column_notes(path: Path | str) -> list[str]:
     Reads the first line. A file that cannot be read has no notes: its reader reports it.
     """
     from lengthwise.predict.sample_files import unread_time
-    from lengthwise.workload.trace_rows import FORMATS, TEXTS
+    from lengthwise.workload.trace_rows import ARRIVALS, FORMATS, TEXTS
 
     columns = _columns(path)
     form = next((one for one in FORMATS.values() if one.kind == "csv" and {*one.required} <= {*columns}), None)
@@ -148,8 +148,9 @@ def column_notes(path: Path | str) -> list[str]:
         near = {
             one: found[0] for one, found in close.items() if found and one not in known and one.lower() not in TEXTS
         }
-        if form.arrival not in columns and (time := unread_time(columns)):
-            near[time] = form.arrival
+        if form.arrival not in columns:
+            time = unread_time(columns, ARRIVALS)
+            near |= {one: form.arrival if name == "arrival_s" else name for one, name in time.items()}
     return [f"{path}: column {one} is ignored; did you mean {name}?" for one, name in near.items()]
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain, pairwise
@@ -59,8 +59,10 @@ MAX_TOKENS = 10**9
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 _TIMES = {
     "arrival_s": 1.0, "arrived_at": 1.0, "arrival_time": 1.0, "arrival": 1.0, "timestamp": 1.0, "start_time": 1.0,
-    "created": 1.0, "created_at": 1.0, "time": 1.0, "timestamp_ms": 1e-3, "arrival_time_ns": 1e-9,
+    "created": 1.0, "created_at": 1.0, "time": 1.0,
 }  # fmt: skip
+_UNITS_S = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_TIMES |= {f"{name.removesuffix('_s')}_{unit}": seconds for name in _TIMES for unit, seconds in _UNITS_S.items()}
 """Accepted names of the column of arrival times, with seconds per unit; the first in this order counts."""
 _TIME_WORDS = {"ts", "t", "time", "timestamp", "timestamps", "date", "datetime", "arrival", "arrived", "arrives"}
 """Words of names that look like those of arrival times."""
@@ -194,13 +196,17 @@ def misspelt(keys: Iterable[str]) -> dict[str, str]:
     return {key: found[0] for key, found in near.items() if found}
 
 
-def unread_time(columns: Iterable[str]) -> str:
-    """Return the first column whose name looks like a time of arrival if none is read as one, otherwise ""."""
+def unread_time(columns: Iterable[str], read: Collection[str] = _TIMES) -> dict[str, str]:
+    """Return the first column whose name looks like a time of arrival, with our name of it for its unit ("arrival_ms").
+
+    {} if there is none, or a column has one of the names ``read``.
+    """
     flat = {column.strip().lower().replace(" ", "_"): column for column in columns}
-    if any(name in flat for name in _TIMES):
-        return ""
-    words = ((column, set(re.split(r"[^a-z]+", name))) for name, column in flat.items())
-    return next((column for column, parts in words if parts & _TIME_WORDS), "")
+    for name, column in {} if flat.keys() & set(read) else flat.items():
+        words = re.split(r"[^a-z]+", name)
+        if _TIME_WORDS.intersection(words):
+            return {column: f"arrival_{next((unit for unit in _UNITS_S if unit in words), 's')}"}
+    return {}
 
 
 def renaming(keys: Iterable[str]) -> str:

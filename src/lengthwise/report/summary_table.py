@@ -70,7 +70,7 @@ def _prefix(key: str, label: str, unit: Unit, *, headline: bool = True) -> Metri
 
 
 METRICS: tuple[Metric, ...] = (
-    *_latencies("ttft", ("mean", "p50", "p99"), ("p90",)),
+    *_latencies("ttft", ("mean", "p50", "p90", "p99")),
     *_latencies("tpot", ("p50", "p99")),
     *_latencies("tbt", ("p50", "p99")),
     *_latencies("jct", ("mean", "p50", "p99")),

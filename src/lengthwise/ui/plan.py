@@ -292,7 +292,11 @@ def columns(values: Values, task: Task) -> dict[str, Any]:
         role: next((name for name in names if re.search(words, name, re.IGNORECASE)), names[0])
         for role, words in ROLES.items()
     }
-    return {"columns": names, "sample": rows, "guesses": guesses, "units": ["dates", *UNITS_S]}
+    words = re.split(r"[^a-z]+", guesses["arrival"].lower())
+    named = (unit for word, unit in zip(("ms", "us", "ns"), [*UNITS_S][1:], strict=True) if word in words)
+    is_number = re.fullmatch(r"[-+.\deE]+", str(rows[0][guesses["arrival"]]).strip())
+    unit = next(named, "seconds") if is_number else "dates"
+    return {"columns": names, "sample": rows, "guesses": guesses, "units": ["dates", *UNITS_S], "unit": unit}
 
 
 def trace(values: Values, task: Task) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def _checked(values: Values) -> Values:
     require_workload(fields["workload"])
     names: Sequence[Any] = fields["schedulers"]
     if not isinstance(names, list) or not 0 < len(names) <= len(SCHEDULERS) or len(set(map(str, names))) < len(names):
-        raise InputError(f"schedulers must be a list of different names; it is {names!r}")
+        raise InputError(f"schedulers must be at least one, and none twice; it is {names!r}")
     for name in names:
         require_name("scheduler", name, SCHEDULERS)
     require_number("rate", fields["rate"])

@@ -63,6 +63,8 @@ class Task:
             self.progress = "running", 0, 0
             self.future.set_result(self.function(self))
         except BaseException as error:  # noqa: BLE001 - raised where the future is read
+            if isinstance(error, InputError):  # a browser knows its files by their names
+                error.args = (self.session.without_folder(str(error)),)
             self.future.set_exception(error)
 
 
@@ -97,6 +99,12 @@ class Session:
         while len(self.files) > MAX_FILES:
             shutil.rmtree(self.files.popitem(last=False)[1].parent, ignore_errors=True)
         return identity
+
+    def without_folder(self, text: str) -> str:
+        """Return a text with uploaded files by their names instead of their paths."""
+        for path in list(self.files.values()):
+            text = text.replace(str(path), path.name)
+        return text
 
     def file(self, identity: Any) -> Path:
         """Return the path of an uploaded file. Raises InputError for others."""

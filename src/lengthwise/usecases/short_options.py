@@ -30,10 +30,12 @@ def scenario_of(file: Path | str | None, settings: Sequence[Override], **short: 
         for name, value in short.items()
         if value is not None
     }
+    workload = given.get("workload", DEFAULT_WORKLOAD)
+    if Path(workload).suffix[1:].isalpha() and not Path(workload).exists():
+        raise InputError(f"--workload must be a file, a preset, or PROMPT/OUTPUT tokens; there is no file {workload}")
     settings = [*(pair for name, text in given.items() for pair in _set_by(name, text)), *settings]
     if file is not None:
         return load(file, settings) if isinstance(file, Path) else loads(file, overrides=settings)
-    workload = given.get("workload", DEFAULT_WORKLOAD)
     is_given = {"--model": "model" in given, "--gpu": "gpu" in given or "gpus" in given}
     is_given["--rate"] = "rate" in given or "rate" not in short or Path(workload).is_file()
     if missing := [option for option, found in is_given.items() if not found]:
@@ -109,15 +111,20 @@ def _toml(value: Any) -> str:
     return f"[{', '.join(map(_toml, value))}]" if isinstance(value, list | tuple) else json.dumps(value)
 
 
-def columns(given: list[str] | None) -> list[Override]:
-    """Return the setting of ``--column``, [] without it. Raises InputError for a text that is not NAME=COLUMN."""
-    pairs = []
+def columns_by_name(given: list[str] | None) -> dict[str, str]:
+    """Return the columns of ``--column`` by our names. Raises InputError for a text that is not NAME=COLUMN."""
+    pairs = {}
     for text in given or ():
         name, equals, column = (part.strip() for part in text.partition("="))
         if not (name and equals and column):
             raise InputError(f"--column takes NAME=COLUMN, such as prompt_tokens=input_len; it is {text!r}")
-        pairs.append(f"{json.dumps(name)} = {json.dumps(column)}")
-    return [("--column", f"workload.columns={{ {', '.join(pairs)} }}")] if given else []
+        pairs[name] = column
+    return pairs
+
+
+def columns(given: list[str] | None) -> list[Override]:
+    """Return the setting of ``--column``, [] without it. Raises InputError for a text that is not NAME=COLUMN."""
+    return [("--column", f"workload.columns={_toml(columns_by_name(given))}")] if given else []
 
 
 def toml_value(text: str) -> str:

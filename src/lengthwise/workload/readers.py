@@ -75,8 +75,8 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     =============  ==================================================================================
     azure          csv TIMESTAMP (dates or 100-ns ticks), ContextTokens, GeneratedTokens
     burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; failures (0 tokens) are left out
-    vidur          csv num_prefill_tokens, num_decode_tokens; optional: arrived_at (s), tenant, priority, max_tokens,
-                   ignore_eos, session, turn
+    vidur          csv num_prefill_tokens, num_decode_tokens; optional: arrived_at (s), or arrival_ms, ...;
+                   tenant, priority, max_tokens, ignore_eos, session, turn
     splitwise      csv arrival_timestamp (s), prompt_size, token_size
     mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids (of blocks of 512 tokens, or block_size),
                    session_id, priority, tenant, max_tokens, ignore_eos; also with delay (ms), request_id, wait_for,
@@ -102,7 +102,7 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     Args:
         path: The file; for ServeGen its folder, or one of its two files.
         format: Name of the format, or for a CSV file of another one its columns by our names: prompt_tokens,
-            output_tokens, arrival_s (arrival_ms, arrival_date), tenant, priority, max_tokens, ignore_eos, session,
+            output_tokens, arrival_s (or _ms, _us, _ns, _date), tenant, priority, max_tokens, ignore_eos, session,
             turn.
         time_scale: Factor on the arrivals; 0.5 doubles the rate. Delays after other requests do not change.
         sort: Whether to sort unordered requests by arrival (stable) instead of raising an error.

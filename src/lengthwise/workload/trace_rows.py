@@ -9,7 +9,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
@@ -256,8 +256,9 @@ FORMATS = {
 }  # fmt: skip
 
 
-_ARRIVALS = {"arrival_s": 1.0, "arrival_ms": 1e-3, "arrival_date": None}
-COLUMNS = ("prompt_tokens", "output_tokens", *_ARRIVALS, *FORMATS["vidur"].extra)
+ARRIVALS = {"arrival_s": 1.0, "arrival_ms": 1e-3, "arrival_us": 1e-6, "arrival_ns": 1e-9, "arrival_date": None}
+"""Our names for the column of arrivals, with seconds in one unit."""
+COLUMNS = ("prompt_tokens", "output_tokens", *ARRIVALS, *FORMATS["vidur"].extra)
 """Our names for columns of a CSV file; a date may also be in .NET ticks."""
 
 
@@ -270,7 +271,7 @@ def with_columns(source: Source, columns: Mapping[str, str]) -> tuple[Source, Ro
     if unknown := sorted(set(columns) - {*COLUMNS}):
         raise UnknownNameError("column", unknown[0], COLUMNS)
     header = [] if source.data.lstrip()[:1] in (b"{", b"[") or source.data[:4] == b"PAR1" else source.header
-    arrivals = [name for name in _ARRIVALS if name in columns]
+    arrivals = [name for name in ARRIVALS if name in columns]
     if lacks := [name for name in columns.values() if name not in header]:
         shown = f"the columns {', '.join(header[:12])[:200]}" if header else "no header of a CSV file"
         raise source.fault(1, f"must have the column {lacks[0]!r}, which columns name; it has {shown}")
@@ -286,7 +287,7 @@ def with_columns(source: Source, columns: Mapping[str, str]) -> tuple[Source, Ro
     arrival, rest = arrivals[0] if arrivals else "arrival_s", source.data.partition(b"\n")[2]
     (prompt, output), extra = COLUMNS[:2], FORMATS["vidur"].extra
     form = RowFormat(
-        "columns", "csv", arrival, _ARRIVALS[arrival], prompt, output, extra, not arrivals, drops_empty=True
+        "columns", "csv", arrival, ARRIVALS[arrival], prompt, output, extra, not arrivals, drops_empty=True
     )
     return Source(source.path, line.getvalue().encode() + rest), form
 
@@ -296,6 +297,9 @@ def read_rows(source: Source, form: RowFormat) -> Trace:
     columns = source.header if form.kind == "csv" else list(source.first_object or {})
     if form.kind == "jsonl":  # rows after the first may have more columns
         columns += [name for name in form.extra if name not in columns and f'"{name}"'.encode() in source.data]
+    if form.arrival_optional and form.arrival not in columns:
+        name = next((name for name in ARRIVALS if name in columns), form.arrival)
+        form = replace(form, arrival=name, unit_s=ARRIVALS.get(name, form.unit_s))
     if not set(form.required) <= set(columns):
         raise source.fault(
             1, f"the format {form.name} needs {', '.join(form.required)}; the file has {', '.join(columns[:12])}"

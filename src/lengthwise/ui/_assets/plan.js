@@ -60,10 +60,10 @@ async function mapColumns({ file }) {
   const found = await ask("answers/plan/columns", { file });
   if (!found.columns) return traced(found);
   original = file;
-  for (const [id, names, chosen] of [["arrival", found.columns, found.guesses.arrival], ["prompt-column", found.columns, found.guesses.prompt], ["output-column", found.columns, found.guesses.output], ["unit", found.units, ""]]) {
+  for (const [id, names, chosen] of [["arrival", found.columns, found.guesses.arrival], ["prompt-column", found.columns, found.guesses.prompt], ["output-column", found.columns, found.guesses.output], ["unit", found.units, found.unit]]) {
     $(id).replaceChildren();
     options($(id), names);
-    $(id).value = chosen || (isNaN(Number(found.sample[0][found.guesses.arrival])) ? "dates" : "seconds");
+    $(id).value = chosen;
   }
   $("mapping").hidden = false;
   $("arrival").focus();
