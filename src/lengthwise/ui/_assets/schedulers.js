@@ -5,16 +5,18 @@ let running = null, found = null, playing = 0, lanes = [];
 async function simulate() {
   running?.abort();
   const mine = (running = new AbortController());
-  link(values(form));
+  const fields = values(form);
+  link(fields);
   showError(null);
   $("running").hidden = $("stop").hidden = false;
   try {
-    const answered = await job("schedulers", "run", values(form), (step, done, of) => {
+    const answered = await job("schedulers", "run", fields, (step, done, of) => {
       $("step").textContent = of ? `${step}: ${done} of ${of}` : step;
       if (of) { $("bar").max = of; $("bar").value = done; }
     }, mine.signal);
     found = answered.found;
     draw();
+    answeredBy(fields);
   } catch (error) {
     if (error.name !== "AbortError") showError(error);
   } finally {
@@ -165,7 +167,10 @@ async function start() {
   for (const [name, names] of [["model", choices.models], ["gpu", choices.gpus], ["workload", choices.workloads]]) options(form.elements[name], names);
   $("schedulers").append(...Object.entries(choices.schedulers).map(([name, about]) => element("label", { title: about }, element("input", { type: "checkbox", name: "schedulers", value: name, "data-list": "" }), ` ${name}`)));
   fill(form, { ...choices.defaults, ...linked() });
-  form.addEventListener("input", () => label(form));
+  onMove(form, () => {
+    label(form);
+    moved();
+  });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     simulate();
@@ -174,6 +179,7 @@ async function start() {
   form.addEventListener("reset", (event) => {
     event.preventDefault();
     fill(form, choices.defaults);
+    moved();
   });
   $("stop").addEventListener("click", () => running?.abort());
   $("play").addEventListener("click", play);
