@@ -28,20 +28,18 @@ async function simulate() {
 function draw() {
   const all = found.schedulers, [first] = all;
   $("found").hidden = false;
-  const gain = (one) => one.against_first.mean.percent ?? Infinity;
-  const better = all.slice(1).filter((one) => gain(one) + (one.against_first.mean.half_width ?? 0) < 0).sort((a, b) => gain(a) - gain(b))[0];
-  $("best").textContent = all.length < 2 ? "" : better
-    ? `${better.name} changes the mean JCT by ${better.against_first.mean.text} against ${first.name}, and its 99th percentile by ${better.against_first.p99.text}.`
-    : `No scheduler has a mean JCT that is significantly below that of ${first.name}.`;
+  $("best").textContent = found.verdict;
   cards($("cards"), all.map((one) => {
     const { percent, half_width } = one.against_first.mean;
     if (one === first || percent === null) return { label: one.name, value: one.values[0].value, unit: found.metrics[0], interval: one.values[0].interval };
-    return { label: one.name, value: `${percent > 0 ? "+" : ""}${three(percent)} %`, interval: half_width === null ? "" : `\u00b1 ${three(half_width)} %` };
+    return { label: one.name, value: `${percent > 0 ? "+" : percent < 0 ? "\u2212" : ""}${three(Math.abs(percent))} %`, interval: half_width === null ? "" : `\u00b1 ${three(half_width)} %` };
   }));
-  table($("table"), ["scheduler", `mean JCT against ${first.name}`, `JCT p99 against ${first.name}`, ...found.metrics, "preemptions, first seed"], all.map((one) => [
-    element("span", { title: one.about, textContent: one.name }), ...["mean", "p99"].map((name) => (one === first ? "\u2013" : one.against_first[name].text)),
-    ...one.values.map((cell) => element("span", {}, cell.value, element("small", { textContent: cell.interval }))), three(one.preemptions),
-  ]));
+  const line = (head, cell) => [head, ...all.map(cell)];
+  table($("table"), ["number", ...all.map((one) => one.name)], [
+    ...["mean", "p99"].map((name) => line(`JCT ${name} against ${first.name}`, (one) => (one === first ? "\u2013" : one.against_first[name].text))),
+    ...found.metrics.map((name, i) => line(name, ({ values: cells }) => element("span", {}, cells[i].value, element("small", { textContent: cells[i].interval })))),
+    line("preemptions, first seed", (one) => three(one.preemptions)),
+  ]);
   const notes = [...new Set(all.flatMap((one) => one.notes))];
   $("notes-box").hidden = !notes.length;
   $("notes").replaceChildren(...notes.map((note) => element("li", { textContent: note })));
