@@ -17,7 +17,8 @@ SCHEDULERS = {"schedulers": ["FCFS", "SJF"], "workload": "chat-1m", "rate": 3, "
 
 
 def opened(driver, planner, page, fields=None):
-    driver.get("about:blank")
+    driver.get(planner + "healthz")
+    driver.execute_script("sessionStorage.clear()")  # the fields of an earlier test
     driver.get(planner + page + (f"#{quote(json.dumps(fields))}" if fields else ""))
     if page in ("search", "applications"):
         until(driver, "return document.body.dataset.ready")

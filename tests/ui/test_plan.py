@@ -15,6 +15,7 @@ from lengthwise.cli import main
 from lengthwise.config import loads
 from lengthwise.schema.errors import InputError
 from lengthwise.ui import plan, server
+from lengthwise.ui.page import Page
 from lengthwise.ui.work import FIRST, Pool, Task
 
 
@@ -63,7 +64,8 @@ def task():
     ("head", "times", "unit"),
     [
         ("when,in_toks,out_toks", [f"2024-05-01 10:00:{at:02d}.5" for at in range(60)], "dates"),
-        ("arrival_us;in_toks;out_toks", [str(1e6 * at) for at in reversed(range(60))], "microseconds"),
+        ("t_s;in_toks;out_toks", [str(at) for at in reversed(range(60))], "seconds"),
+        ("t_us;in_toks;out_toks", [str(1e6 * at) for at in reversed(range(60))], "microseconds"),
     ],
 )
 def test_a_trace_with_unknown_columns_gives_the_numbers_of_its_command(task, tmp_path, capsys, head, times, unit):
@@ -75,10 +77,12 @@ def test_a_trace_with_unknown_columns_gives_the_numbers_of_its_command(task, tmp
     mapped = plan.trace({"file": uploaded, **found["guesses"], "arrival": found["columns"][0], "unit": unit}, task)
     assert (mapped["requests"], mapped["rate"]) == (60, pytest.approx(1.0))
     assert mapped["prompt"] == pytest.approx(129.5)
-    fields = {"trace_file": mapped["file"], "rate": 2.0, "replay": unit == "dates"}
+    fields = {"trace_file": mapped["file"], "trace_columns": mapped["columns_by_name"]}
+    fields |= {"rate": 2.0, "replay": unit == "dates"}
     page = plan.answer(fields, complete=True, files=task.session.file)
     words = shlex.split(page["command"])
-    words[words.index("my_trace.csv")] = str(task.session.file(mapped["file"]))
+    name = "my trace.csv" if mapped["columns_by_name"] else "my trace-converted.csv"
+    words[words.index(name)] = str(task.session.file(mapped["file"]))
     assert main([*words[1:], "--json", str(tmp_path / "numbers.json")]) == 0
     capsys.readouterr()
     (by_command,) = json.loads((tmp_path / "numbers.json").read_text())["results"]
@@ -97,7 +101,7 @@ def test_files_that_are_no_traces_or_models_are_refused_with_one_message(task):
     refuses(plan.columns, {"file": "../etc/passwd"}, "no such file")
     rows = task.session.store("rows.csv", b"a,b,c\n1,2,3\nx,2,3\n")
     roles = {"arrival": "a", "prompt": "b", "output": "c"}
-    refuses(plan.trace, {"file": rows, **roles, "unit": "seconds"}, "row 2 has 'x'")
+    refuses(plan.trace, {"file": rows, **roles, "unit": "seconds"}, "^rows.csv, line 3.*'x'")
     refuses(plan.trace, {"file": rows, **roles, "prompt": "d", "unit": "seconds"}, "column 'd'")
     refuses(plan.trace, {"file": rows, **roles, "unit": "weeks"}, "no unit of time")
     model = task.session.store("config.json", b'{"hidden_size": "x"}')
@@ -193,6 +197,27 @@ def test_a_browser_sees_its_own_jobs_and_files_alone(planner):
     assert "columns" in send(planner, "/answers/plan/columns", body, cookie=own)[2]
     assert "no such file" in send(planner, "/answers/plan/columns", body, cookie=other)[2]
     assert send(planner, "/files", b"x", cookie=own)[0] == 415
+
+
+def test_an_unexpected_error_is_json_with_its_name_and_its_traceback_is_in_the_terminal(capfd):
+    from starlette.testclient import TestClient
+
+    def fails(_values, _task):
+        return {}["absent"]
+
+    client = TestClient(server.app(pages=(Page("broken", "Broken", answers={"answer": fails}),)))
+    client.base_url = "http://127.0.0.1"
+    answer = client.post("/answers/broken/answer", json={})
+    assert (answer.status_code, answer.json()["error"]) == (
+        500,
+        "the server failed (KeyError); its terminal has the traceback",
+    )
+    assert "KeyError: 'absent'" in capfd.readouterr().err
+    unknown = client.get("/search/no-such-page", headers={"accept": "text/html"})
+    assert unknown.status_code == 404
+    assert 'href="../api"' in unknown.text
+    assert client.get("/no").json() == {"error": "Not Found"}
+    assert "curl -s http://127.0.0.1/api/simulate" in client.get("/api").text
 
 
 def test_with_a_token_nothing_is_served_without_it():

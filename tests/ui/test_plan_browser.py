@@ -11,7 +11,8 @@ SETTLED = """return (document.body.dataset.answers || 0) >= (document.getElement
 
 
 def opened(driver, planner, link=""):
-    driver.get("about:blank")
+    driver.get(planner + "healthz")
+    driver.execute_script("sessionStorage.clear()")  # the fields of an earlier test
     driver.get(planner + link)
     until(driver, SETTLED)
 
@@ -89,7 +90,8 @@ def test_a_trace_is_uploaded_and_its_columns_are_mapped(driver, planner, tmp_pat
     driver.find_element("id", "map").click()
     until(driver, SETTLED)
     assert "40 requests, 0.5 requests/s" in driver.find_element("id", "trace-about").text
-    assert "--workload own.csv" in driver.execute_script("return document.getElementById('command').textContent")
+    command = driver.execute_script("return document.getElementById('command').textContent")
+    assert "--workload own.csv --rate 0.5 --column prompt_tokens=in_toks" in command
     driver.execute_script("document.body.dataset.answers = 0")
     driver.find_element("id", "trace-clear").click()
     until(driver, SETTLED)

@@ -42,6 +42,15 @@ def test_the_scenario_gives_the_numbers_of_the_page_and_no_request_runs_before_i
     assert len(found["output_tokens"]) == len(found["arrival_s"]) > 0
 
 
+def test_the_verdict_says_whether_a_queue_exists_and_what_the_tail_loses():
+    few = {"schedulers": ["FCFS", "SJF"], "workload": "200/60", "num_requests": 300, "sigma": 0, "seeds": 3}
+    assert "hardly any request waits" in run(few | {"rate": 0.2})["verdict"]
+    queue = run(few | {"workload": "chat-1m", "rate": 6.0, "max_num_seqs": 8})
+    mean, p99 = (queue["schedulers"][1]["against_first"][name]["percent"] for name in ("mean", "p99"))
+    assert mean < 0
+    assert queue["verdict"].startswith("Worth it" if p99 <= -mean else "Not worth it: SJF changes")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

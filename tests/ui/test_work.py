@@ -73,7 +73,7 @@ def test_a_session_sees_its_own_jobs_and_files_and_their_number_is_bounded():
 
     files = [one.store("../../etc/pass wd", b"text") for _ in range(MAX_FILES + 1)]
     assert one.file(files[-1]).read_bytes() == b"text"
-    assert one.file(files[-1]).name == "_.._etc_pass_wd"
+    assert one.file(files[-1]).name == "_.._etc_pass wd"
     for session, identity in ((other, files[-1]), (one, files[0]), (one, ["list"])):
         with pytest.raises(InputError, match="no such file"):
             session.file(identity)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.schema.errors import InputError
-from lengthwise.ui.page import asset, security_policy
+from lengthwise.ui.page import Page, framed
 
 Tool = Callable[..., dict[str, Any]]
 
@@ -104,8 +104,8 @@ def description(tools: Sequence[Tool]) -> dict[str, Any]:
 _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}}
 
 
-def page(tools: Sequence[Tool]) -> tuple[str, str]:
-    """Return the description as a page of HTML, and its content security policy."""
+def page(tools: Sequence[Tool], pages: Sequence[Page], address: str) -> tuple[str, str]:
+    """Return the description as a page of HTML, for a planner at this address, and its content security policy."""
     found = description(tools)
     parts = []
     for path, methods in found["paths"].items():
@@ -124,19 +124,14 @@ def page(tools: Sequence[Tool]) -> tuple[str, str]:
             "<th scope=col>type</th><th scope=col>meaning</th></tr></thead><tbody>"
             f"{rows}</tbody></table></div></section>"
         )
-    style, script = asset("page.css", "lengthwise.report") + asset("frame.css"), ""
     main = (
         "<header><h1>JSON API</h1><p>The functions of <code>lengthwise mcp</code>. A request is a JSON object of "
         'arguments with the type application/json; <a href="api/openapi.json">openapi.json</a> describes all.</p>'
-        f"<p>{html.escape(found['info']['description'])}</p><pre tabindex=0>curl -s http://127.0.0.1:8130/api/simulate "
+        f"<p>{html.escape(found['info']['description'])}</p><pre tabindex=0>curl -s {html.escape(address)}api/simulate "
         '-H \'content-type: application/json\' \\\n  -d \'{"model": "llama-3.1-8b", "gpu": "H100", "rate": 20}\''
         f"</pre></header><div id=answer tabindex=-1>{''.join(parts)}</div>"
     )
-    text = asset("frame.html")
-    marks = {"<!--title-->": "API", "<!--links-->": '<li><a href="./">Planner</a></li>', "<!--main-->": main}
-    for mark, part in {**marks, "/*style*/": style, "/*script*/": script}.items():
-        text = text.replace(mark, part)
-    return text, security_policy(style, script)
+    return framed("api", "API", pages, main)
 
 
 def _kind(schema: dict[str, Any]) -> str:

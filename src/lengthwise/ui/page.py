@@ -100,7 +100,12 @@ def require_time(name: str, value: Any) -> str:
 
 def html(page: Page, pages: Sequence[Page]) -> tuple[str, str]:
     """Return a page as HTML, and a content security policy that allows only its own style and script."""
-    return _html(page.name, page.title, tuple((one.name, one.title) for one in pages))
+    main, script = asset(f"{page.name}.html"), asset("frame.js")
+    if "<!--trace-->" in main:
+        script += asset("trace.js")
+    for part in ("same", "trace"):
+        main = main.replace(f"<!--{part}-->", asset(f"{part}.html"))
+    return framed(page.name, page.title, pages, main, script + asset(f"{page.name}.js"))
 
 
 def security_policy(style: str, script: str) -> str:
@@ -112,23 +117,33 @@ def security_policy(style: str, script: str) -> str:
     )
 
 
+@cache
 def asset(name: str, package: str = "lengthwise.ui") -> str:
     """Return the text of an asset, or "" if there is no such file."""
     place = files(package).joinpath("_assets", name)
     return place.read_text(encoding="utf-8") if place.is_file() else ""
 
 
-@cache
-def _html(name: str, title: str, pages: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+def framed(name: str, title: str, pages: Sequence[Page], main: str, script: str = "", up: str = "") -> tuple[str, str]:
+    """Return ``main`` in the frame of all pages, and its content security policy.
+
+    Args:
+        name: The page's name, for its style and its mark in the navigation.
+        title: The title of the browser's tab.
+        pages: The pages of the navigation; the first is at /.
+        main: HTML.
+        script: The page's script.
+        up: The way from the address to /, for the links: "../" for each folder.
+    """
     style = asset("page.css", "lengthwise.report") + asset("frame.css") + asset(f"{name}.css")
-    script = asset("frame.js") + asset(f"{name}.js")
+    known = [("./" if at == 0 else one.name, one.name, one.title) for at, one in enumerate(pages)]
     links = "".join(
-        f'<li><a href="{"./" if at == 0 else other}"{" aria-current=page" * (other == name)}>{label}</a></li>'
-        for at, (other, label) in enumerate(pages)
+        f'<li{" class=last" * (other == "api")}><a href="{up}{place}"{" aria-current=page" * (other == name)}>{label}'
+        "</a></li>"
+        for place, other, label in [*known, ("api", "api", "API")]
     )
-    main = asset(f"{name}.html").replace("<!--same-->", asset("same.html"))
-    parts = {"<!--title-->": title, "<!--links-->": links, "<!--main-->": main}
     text = asset("frame.html")
+    parts = {"<!--title-->": title, "<!--links-->": links, "<!--main-->": main}
     for mark, part in {**parts, "/*style*/": style, "/*script*/": script}.items():
         text = text.replace(mark, part)
     return text, security_policy(style, script)

@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from lengthwise import catalog, policy, workload
 from lengthwise.report.binding import bottleneck_of
 from lengthwise.report.json_file import plain
 from lengthwise.report.summary_table import rows
-from lengthwise.schema.errors import InputError
+from lengthwise.schema.errors import InputError, TraceError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.ui.page import (
     Page,
@@ -34,9 +34,8 @@ from lengthwise.ui.page import (
     require_workload,
 )
 from lengthwise.ui.work import Task
-from lengthwise.usecases import simulate
+from lengthwise.usecases import short_options, simulate
 from lengthwise.usecases.requests import workload_by_seed
-from lengthwise.usecases.short_options import scenario_of
 from lengthwise.usecases.simulate import VariantOutcome
 from lengthwise.usecases.variants import build
 
@@ -64,11 +63,14 @@ DEFAULTS: dict[str, Any] = {
     "tpot": "50ms",
     "model_file": None,
     "trace_file": None,
+    "trace_columns": [],
     "replay": False,
     "turns": 1.0,
     "think": 10.0,
 }
 MAX_TRACE_REQUESTS = 5000  # of a trace that a simulation replays
+ARRIVALS = {"dates": "arrival_date", "seconds": "arrival_s", "milliseconds": "arrival_ms"}
+"""By unit: the name of the arrivals in ``--column``."""
 UNITS_S = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
 ROLES = {
     "arrival": "time|arriv|stamp|start|created|when|date",
@@ -137,7 +139,8 @@ def answer(
             text = text.replace(str(path), path.name)
         return text
 
-    full = scenario_of(None, settings, **short)
+    columns = short_options.columns(fields["trace_columns"])
+    full = short_options.scenario_of(None, [*columns, *settings], **short)
     chosen = full if complete else full.with_run(seeds=1, model_draws=0)
     variants = build(chosen)
     outcome = simulate.run(chosen, variants=variants, jobs=1, progress=lambda *_: check())[0]
@@ -165,7 +168,7 @@ def answer(
         "shares": _shares(outcome),
         "bottleneck": plain(bottleneck_of(result)),
         "notes": list(outcome.notes),
-        "command": shown(_command(short, settings)),
+        "command": shown(_command(short, fields["trace_columns"], settings)),
         "scenario": shown(text),
     }
 
@@ -179,7 +182,9 @@ def _inputs(fields: Mapping[str, Any], paths: Mapping[str, Path]) -> tuple[dict[
         short["model"] = str(paths["model_file"])
     if "trace_file" in paths:
         short["workload"] = str(paths["trace_file"])
-        settings.append(f"workload.num_requests={min(_trace(paths['trace_file'])[0], MAX_TRACE_REQUESTS)}")
+        trace = _trace(paths["trace_file"], tuple(fields["trace_columns"]))
+        settings.append(f"workload.num_requests={min(trace.requests, MAX_TRACE_REQUESTS)}")
+        settings += trace.settings
     elif key == "session_rate":
         settings.append(f"workload.sessions.turns={fields['turns']:g}")
         settings.append(f"workload.sessions.think_time={fields['think']:g}s")
@@ -197,18 +202,50 @@ def _rate(fields: Mapping[str, Any], rate_rps: float, paths: Mapping[str, Path])
         return ("session_rate", rate_rps / fields["turns"]) if fields["turns"] > 1 else ("request_rate", rate_rps)
     if not fields["replay"]:
         return "request_rate", rate_rps
-    own_rps = _trace(paths["trace_file"])[1]
+    own_rps = _trace(paths["trace_file"], tuple(fields["trace_columns"])).rate_rps
     if not math.isfinite(own_rps):
         raise InputError("the trace has no arrivals to replay: all its requests arrive at once")
     return "time_scale", own_rps / rate_rps
 
 
+@dataclass(frozen=True)
+class _Trace:
+    requests: int
+    rate_rps: float  # infinite if all requests arrive at once
+    prompt_tokens: float  # means
+    output_tokens: float
+    settings: tuple[str, ...]  # what else the command needs to read it
+
+
 @lru_cache(maxsize=64)
-def _trace(path: Path) -> tuple[int, float]:
-    """Return the number of requests of a trace, and its requests per second: infinite if all arrive at once."""
-    found = workload.read(path)
+def _trace(path: Path, columns: tuple[str, ...]) -> _Trace:
+    """Return the facts of a trace, read as by ``--column`` with these texts. Raises InputError without its folder."""
+    by_name = dict(one.split("=", 1) for one in columns) or None
+    settings: tuple[str, ...] = ()
+    try:
+        try:
+            found = workload.read(path, format=by_name)
+        except TraceError:
+            found, settings = workload.read(path, format=by_name, sort=True), ("workload.sort=true",)
+    except TraceError as error:
+        raise InputError(str(error).replace(str(path), path.name)) from None
     span_s = float(found.arrival_s[-1])
-    return len(found), (len(found) - 1) / span_s if span_s > 0 else math.inf
+    rate_rps = (len(found) - 1) / span_s if span_s > 0 else math.inf
+    means = float(found.prompt_tokens.mean()), float(found.output_tokens.mean())
+    return _Trace(len(found), rate_rps, *means, settings)
+
+
+def require_columns(fields: Values) -> list[str]:
+    """Return the texts of ``--column`` for an uploaded trace."""
+    given = fields["trace_columns"]
+    if not isinstance(given, list) or not all(isinstance(one, str) and "=" in one for one in given):
+        raise InputError(f"trace_columns must be a list of texts NAME=COLUMN; it is {given!r}")
+    return given if fields["trace_file"] is not None else []
+
+
+def trace_settings(path: Path, columns: Sequence[str]) -> list[str]:
+    """Return the settings with which a command reads an uploaded trace. Raises InputError if it cannot be read."""
+    return list(_trace(path, tuple(columns)).settings)
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,6 +260,7 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
         if name != "tp" or fields[name] is not None:
             require_number(name, fields[name])
     fields["replay"] = fields["replay"] is True
+    fields["trace_columns"] = require_columns(fields)
     for name in ("ttft", "tpot"):
         require_time(name, fields[name])
     return fields
@@ -266,12 +304,13 @@ def _shares(outcome: VariantOutcome) -> list[dict[str, Any]]:
     return [{"part": name, "mean_s": float((end[done] - start[done]).mean())} for name, start, end in parts]
 
 
-def _command(short: Mapping[str, Any], settings: Sequence[str]) -> str:
+def _command(short: Mapping[str, Any], columns: Sequence[str], settings: Sequence[str]) -> str:
     """Return the command that gives the complete answer."""
     words = ["lengthwise", "simulate"]
     for name, value in short.items():
         if value is not None and not (name == "workload" and value == DEFAULTS["workload"]):
             words += [f"--{name}", f"{value:.15g}" if isinstance(value, float) else str(value)]
+    words += [word for one in columns for word in ("--column", one)]
     same = {f"{key}={DEFAULTS[name]}" for name, key in SETTINGS.items() if not key.startswith("slo.")}
     for setting in settings:
         if setting not in same:  # the other defaults are those of a scenario
@@ -283,7 +322,7 @@ def columns(values: Values, task: Task) -> dict[str, Any]:
     """Return what an uploaded trace has: its format if it is known, else its columns and a guess of their roles."""
     path = task.session.file(values.get("file"))
     if workload.detect(path) is not None:
-        return _described(path, values["file"])
+        return _described(path, values["file"], [])
     rows = list(itertools.islice(_rows(path), 3))
     if not rows:
         raise InputError("the trace must be CSV with a header, or JSONL, and have at least one row")
@@ -300,10 +339,19 @@ def columns(values: Values, task: Task) -> dict[str, Any]:
 
 
 def trace(values: Values, task: Task) -> dict[str, Any]:
-    """Store an uploaded trace again with the columns that the fields map, and describe it."""
+    """Describe an uploaded trace with the columns that the fields map.
+
+    What the option ``--column`` does not read (JSON lines, other units of time) is stored again as a CSV file that it
+    does.
+    """
     path = task.session.file(values.get("file"))
     names = {role: str(values.get(role)) for role in ROLES}
     unit = require_name("unit of time", values.get("unit"), ["dates", *UNITS_S])
+    with path.open("rb") as file:
+        is_csv = file.read(1) != b"{"
+    if is_csv and unit in ARRIVALS:
+        own = zip(("prompt_tokens", "output_tokens", ARRIVALS[unit]), ("prompt", "output", "arrival"), strict=True)
+        return _described(path, values["file"], [f"{name}={names[role]}" for name, role in own])
     made = io.StringIO()
     out = csv.writer(made, lineterminator="\n")
     form = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -325,21 +373,21 @@ def trace(values: Values, task: Task) -> dict[str, Any]:
         found.append((arrival, prompt, output))
     found.sort(key=lambda one: one[0])
     out.writerows(found)
-    identity = task.session.store(f"{path.stem}.csv", made.getvalue().encode())
-    return _described(task.session.file(identity), identity)
+    identity = task.session.store(f"{path.stem}-converted.csv", made.getvalue().encode())
+    return _described(task.session.file(identity), identity, []) | {"text": made.getvalue()}
 
 
-def _described(path: Path, identity: str) -> dict[str, Any]:
-    requests, rate_rps = _trace(path)
-    found = workload.read(path)
+def _described(path: Path, identity: str, columns: list[str]) -> dict[str, Any]:
+    found = _trace(path, tuple(columns))
     return {
         "file": identity,
         "name": path.name,
-        "text": path.read_text("utf-8", errors="replace") if path.suffix == ".csv" else None,
-        "requests": requests,
-        "rate": rate_rps if math.isfinite(rate_rps) else None,
-        "prompt": float(found.prompt_tokens.mean()),
-        "output": float(found.output_tokens.mean()),
+        "columns_by_name": columns,
+        "text": None,
+        "requests": found.requests,
+        "rate": found.rate_rps if math.isfinite(found.rate_rps) else None,
+        "prompt": found.prompt_tokens,
+        "output": found.output_tokens,
     }
 
 

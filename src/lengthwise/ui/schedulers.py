@@ -11,6 +11,7 @@ import numpy as np
 from lengthwise import catalog, workload
 from lengthwise.config.scenario import loads
 from lengthwise.lab import ratio
+from lengthwise.report.formatting import MINUS, PLUS_MINUS
 from lengthwise.report.summary_table import rows
 from lengthwise.schema.errors import InputError
 from lengthwise.ui.page import (
@@ -45,19 +46,19 @@ DEFAULTS: dict[str, Any] = {
     "model": "llama-3.1-8b",
     "gpu": "A100-80GB",
     "workload": "chat-1m",
-    "rate": 3.0,
-    "max_num_seqs": 8,
+    "rate": 15.0,  # near saturation, where a queue exists: 5.0 s of queueing in the mean under FCFS
+    "max_num_seqs": 256,
     "schedulers": ["FCFS", "SJF", "ISRTF", "Multi-Bin, continuous"],
     "sigma": 0.6,
     "bins": 4,
     "prefill_batch": 4,
     "decode_steps": 16,
-    "num_requests": 1000,
+    "num_requests": 2000,
     "seeds": 5,
 }
 CARDS = ("jct_s.mean", "jct_s.p50", "jct_s.p99", "ttft_s.p50", "ttft_s.p90", "queueing_delay_s.mean", "rates.requests")
 MINUTE_S, MAX_SHOWN = 60.0, 2000  # of the animation; requests of each scheduler in it
-LEVEL = 0.95
+LEVEL, MIN_GAIN_PERCENT, MIN_WAITING_SHARE = 0.95, 1.0, 0.05  # as in the lab
 
 
 def choices() -> dict[str, Any]:
@@ -130,6 +131,7 @@ def run(values: Values, task: Task) -> Outcome:
             }
             for at, one in enumerate(outcomes)
         ],
+        "verdict": verdict(outcomes),
         "metrics": [f"{table[key].metric.label}, {table[key].unit}" for key in CARDS if key in table],
         "arrival_s": _seconds(arrival_s[shown] - start_s),
         "output_tokens": requests.output_tokens[shown].tolist(),
@@ -141,14 +143,52 @@ def run(values: Values, task: Task) -> Outcome:
     return Outcome(answer)
 
 
-def _change(first: VariantOutcome, other: VariantOutcome, name: str) -> dict[str, Any]:
+def verdict(outcomes: Sequence[VariantOutcome]) -> str:
+    """Return whether one of the schedulers is worth it against the first, by the rule of ``lengthwise lab``.
+
+    It must reduce the mean JCT significantly (Bonferroni, over all schedulers tried) and by at least 1 %, and cost the
+    99th percentile no more than the mean gains.
+    """
+    first, *others = outcomes
+    if not others:
+        return ""
+    name, level = first.variant.name, 1 - (1 - LEVEL) / len(others)
+    faster: list[
+        tuple[float, float, str]
+    ] = []  # the gain in the mean, the loss in the 99th percentile, and both as text
+    for one in others:
+        mean, p99 = (_change(first, one, key, level) for key in ("mean", "p99"))
+        gain, half, loss = mean["percent"], mean["half_width"] or 0.0, p99["percent"]
+        if gain is not None and loss is not None and gain <= -MIN_GAIN_PERCENT and gain + half < 0:
+            text = f"changes the mean JCT of {name} by {mean['text']} and its 99th percentile by {p99['text']}"
+            faster.append((-gain, loss, f"{one.variant.name} {text}"))
+    if accepted := [one for one in faster if one[1] <= one[0]]:
+        return f"Worth it: {max(accepted)[2]}."
+    if faster:
+        text = max(faster, key=lambda one: one[0] - one[1])[2]
+        return f"Not worth it: {text}, so that the tail loses more than the mean gains."
+    share = first.summary.queueing_delay_s.mean.value / first.summary.jct_s.mean.value
+    if share < MIN_WAITING_SHARE:
+        waits = f"waiting is {100 * share:.1f} % of the mean JCT of {name}"
+        return f"Not worth it: hardly any request waits ({waits}), so that no order of the queue can help."
+    return (
+        f"Not worth it: no scheduler has a mean JCT that is significantly, and by at least 1 %, below that of {name}."
+    )
+
+
+def signed(percent: float) -> str:
+    """Return a number with one digit, its sign and a true minus."""
+    return f"{percent:+.1f}".replace("-", MINUS)
+
+
+def _change(first: VariantOutcome, other: VariantOutcome, name: str, level: float = LEVEL) -> dict[str, Any]:
     """Return the change of a JCT in percent on the same seeds, in which the noise of both cancels, and its interval."""
     values = [[getattr(summary.jct_s, name).value for summary in one.summaries] for one in (other, first)]
-    found = ratio(values[0], values[1], LEVEL)
+    found = ratio(values[0], values[1], level)
     if not np.isfinite(found.value):
         return {"text": "unknown", "percent": None, "half_width": None}
     half = 100 * found.half_width if found.has_interval else None
-    text = f"{100 * (found.value - 1):+.1f}{'' if half is None else f' ± {half:.1f}'} %"
+    text = f"{signed(100 * (found.value - 1))}{'' if half is None else f' {PLUS_MINUS} {half:.1f}'} %"
     return {"text": text, "percent": 100 * (found.value - 1), "half_width": half}
 
 

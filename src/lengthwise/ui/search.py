@@ -17,6 +17,7 @@ from lengthwise.report.search import search_columns
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Choice, Status, Study
 from lengthwise.search.workers import available_cpus
+from lengthwise.ui import plan
 from lengthwise.ui.page import (
     Download,
     Outcome,
@@ -45,6 +46,8 @@ DEFAULTS: dict[str, Any] = {
     "max_usd_per_hour": 0,
     "num_requests": 1000,
     "seeds": 5,
+    "trace_file": None,
+    "trace_columns": [],
 }
 LIMITS = ("ttft.p90", "tbt.p99", "jct.p90")
 MAX_GPUS = 8
@@ -66,26 +69,35 @@ def run(values: Values, task: Task) -> Outcome:
     fields = _checked(values)
     limits = {name: fields[name] for name in LIMITS if fields[name]}
     short = {"model": fields["model"], "gpus": ",".join(fields["gpus"])}
-    short |= {"rate": fields["rate"], "workload": fields["workload"]}
-    settings = _settings(fields)
+    trace = None if fields["trace_file"] is None else task.session.file(fields["trace_file"])
+    short |= {"rate": fields["rate"], "workload": fields["workload"] if trace is None else str(trace)}
+    settings = _settings(fields) + ([] if trace is None else plan.trace_settings(trace, fields["trace_columns"]))
     given = [f"{name}={bound}" for name, bound in limits.items()]
-    scenario = short_options.scenario_of(None, [*short_options.limits(given), *settings], **short)
+    columns = short_options.columns(fields["trace_columns"])
+    scenario = short_options.scenario_of(None, [*columns, *short_options.limits(given), *settings], **short)
     words = ["lengthwise", "search", "--model", fields["model"], "--gpu", short["gpus"], "--rate"]
-    words += [f"{fields['rate']:.15g}", "--workload", fields["workload"]]
+    words += [f"{fields['rate']:.15g}", "--workload", fields["workload"] if trace is None else trace.name]
+    words += [word for column in fields["trace_columns"] for word in ("--column", column)]
     words += [word for limit in given for word in ("--limit", limit)]
     words += [word for setting in settings for word in ("--set", setting)]
     words += ["--report", "report.html", "--deploy", "launch"]
     with search.threads(max(1, available_cpus() - 1)) as workers:
         study = usecase.plan(scenario, workers, progress=task.report)
     found = search_columns(study.plans[0])
-    found |= {"command": shlex.join(words), "scenario": scenario.to_toml()}
-    return Outcome(found, (scenario, study))
+    found |= {"command": shlex.join(words), "scenario": _named(scenario.to_toml(), trace)}
+    return Outcome(found, (scenario, study, trace))
+
+
+def _named(text: str, trace: Path | None) -> str:
+    """Return a text with the name of the uploaded trace instead of its place on the server."""
+    return text if trace is None else text.replace(str(trace), trace.name)
 
 
 def _checked(values: Values) -> Values:
     fields = fields_of(values, DEFAULTS)
     require_model(fields["model"])
     require_workload(fields["workload"])
+    fields["trace_columns"] = plan.require_columns(fields)
     for name, known in (("gpus", catalog.gpus()), ("tp", ["1", "2", "4", "8", "16"])):
         if not isinstance(fields[name], list) or not 0 < len(fields[name]) <= MAX_GPUS:
             raise InputError(f"{name} must be a list of 1 to {MAX_GPUS} names; it is {fields[name]!r}")
@@ -118,15 +130,17 @@ def _report(outcome: Outcome, _: Values) -> Download:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "report.html"
         write_search_html(place, outcome.source[1])
-        return Download("search.html", "text/html", place.read_bytes())
+        text = _named(place.read_text("utf-8"), outcome.source[2])
+        return Download("search.html", "text/html", text.encode())
 
 
 def _json(outcome: Outcome, _: Values) -> Download:
-    return Download("search.json", "application/json", search_json(outcome.source[1]).encode())
+    text = _named(search_json(outcome.source[1]), outcome.source[2])
+    return Download("search.json", "application/json", text.encode())
 
 
 def _chosen(outcome: Outcome, values: Values) -> tuple[Scenario, Study, Choice]:
-    scenario, study = outcome.source
+    scenario, study, _ = outcome.source
     ranked = {choice.name: choice for choice in study.plans[0].choices if choice.status is Status.RANKED}
     return scenario, study, ranked[require_name("ranked configuration", values.get("choice"), ranked)]
 
@@ -134,6 +148,7 @@ def _chosen(outcome: Outcome, values: Values) -> tuple[Scenario, Study, Choice]:
 def _choice_scenario(outcome: Outcome, values: Values) -> Download:
     scenario, _, choice = _chosen(outcome, values)
     text = usecase.scenario_of_choice(usecase.questions(scenario)[0], choice).to_toml()
+    text = _named(text, outcome.source[2])
     return Download("scenario.toml", "application/toml", text.encode())
 
 
@@ -147,7 +162,8 @@ def _launch(outcome: Outcome, values: Values) -> Download:
         with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sorted(Path(folder).rglob("*")):
                 if path.is_file():
-                    archive.write(path, path.relative_to(folder))
+                    text = _named(path.read_text("utf-8"), outcome.source[2])
+                    archive.writestr(path.relative_to(folder).as_posix(), text)
     return Download("launch.zip", "application/zip", made.getvalue())
 
 

@@ -6,13 +6,14 @@ import asyncio
 import hmac
 import json
 import secrets
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lengthwise.schema.errors import InputError, MissingExtraError
 from lengthwise.ui import api, plan, schedulers, search
-from lengthwise.ui.page import Outcome, Page, html
+from lengthwise.ui.page import Outcome, Page, framed, html
 from lengthwise.ui.work import COMPLETE, FIRST, JOB, MAX_FILE_BYTES, CancelledTaskError, Pool, Session, Task
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def app(
     """
     try:
         from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
         from starlette.middleware import Middleware
         from starlette.middleware.trustedhost import TrustedHostMiddleware
         from starlette.routing import Route
@@ -93,6 +95,9 @@ def app(
 
     def route(path: str, handler: Any, method: str = "GET") -> Route:
         return Route(path, partial(_guarded, token=token, handler=handler), methods=[method])
+
+    async def unroutable(request: Request, error: Exception) -> Response:
+        return await _guarded(request, token=token, handler=partial(site.unroutable, error=error))
 
     routes = [
         *(route("/" if at == 0 else f"/{page.name}", partial(site.page, page=page)) for at, page in enumerate(pages)),
@@ -118,11 +123,15 @@ def app(
     ]
     # A page of another site could resolve its name to this address (DNS rebinding).
     hosts = [*LOOPBACK, "[::1]"] if host in LOOPBACK else ["*"]
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        exception_handlers={HTTPException: unroutable},
+    )
 
 
 async def _guarded(request: Request, *, token: str | None, handler: Any) -> Response:
-    """Answer a request that has the token. An InputError is the text of the answer."""
+    """Answer a request that has the token. An InputError is the text of the answer; of other errors it has the name."""
     from starlette.responses import JSONResponse
 
     given, cookie = request.query_params.get("token"), _cookie(request, "token")
@@ -139,6 +148,10 @@ async def _guarded(request: Request, *, token: str | None, handler: Any) -> Resp
         response = JSONResponse({"error": f"{error}{notes}"}, 400, HEADERS)
     except CancelledTaskError:
         response = JSONResponse({"error": "cancelled, or a newer request of the same tab replaced it"}, 409, HEADERS)
+    except Exception as error:  # noqa: BLE001 - the page shows it
+        traceback.print_exception(error)
+        message = f"the server failed ({type(error).__name__}); its terminal has the traceback"
+        response = JSONResponse({"error": message}, 500, HEADERS)
     if token is not None and given is not None:
         response.set_cookie(cookie, token, httponly=True, samesite="strict")
     return response
@@ -283,11 +296,24 @@ class _Site:
 
         return JSONResponse(api.description(self.tools), headers=HEADERS)
 
-    async def api_page(self, _request: Request) -> Response:
+    async def api_page(self, request: Request) -> Response:
         from starlette.responses import HTMLResponse
 
-        text, security_policy = api.page(self.tools)
+        text, security_policy = api.page(self.tools, self.pages, str(request.base_url))
         return HTMLResponse(text, headers=HEADERS | {"content-security-policy": security_policy})
+
+    async def unroutable(self, request: Request, *, error: Any) -> Response:
+        """Answer a request for an address, or with a method, that the planner does not have."""
+        from starlette.responses import HTMLResponse, JSONResponse
+
+        if error.status_code != 404 or "text/html" not in request.headers.get("accept", ""):
+            return JSONResponse({"error": error.detail}, error.status_code, HEADERS | dict(error.headers or {}))
+        main = "<h1>No such page</h1><p id=answer tabindex=-1>The links above lead to the pages of the planner.</p>"
+        up = "../" * (request.url.path.count("/") - 1)
+        text, security_policy = framed(
+            "", "No such page", self.pages, f"{main}<div id=answer tabindex=-1></div>", up=up
+        )
+        return HTMLResponse(text, 404, headers=HEADERS | {"content-security-policy": security_policy})
 
 
 def _json(found: Any) -> bytes:

@@ -93,7 +93,7 @@ class Session:
         identity = secrets.token_urlsafe(12)
         place = self._folder / identity
         place.mkdir()
-        safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).strip(".")[-80:] or "file"
+        safe = "".join(c if c.isalnum() or c in "._- ()" else "_" for c in name).strip(". ")[-80:] or "file"
         self.files[identity] = place / safe
         self.files[identity].write_bytes(content)
         while len(self.files) > MAX_FILES:

@@ -5,11 +5,12 @@ let running = null, planned = null, files = {}, choices = null;
 async function plan() {
   running?.abort();
   const mine = (running = new AbortController());
-  link(values(form));
+  const settings = values(form);
+  link(settings);
   showError(null);
   $("running").hidden = $("stop").hidden = false;
   try {
-    const fields = { ...values(form), app_file: null, rows_file: null };
+    const fields = { ...settings, app_file: null, rows_file: null };
     if (fields.app === choices.apps.at(-1)) {
       const [app, rows] = [$("app_upload"), $("rows_upload")].map((one) => one.files[0]);
       if (app) fields.app_file = await identity(app);
@@ -17,6 +18,7 @@ async function plan() {
     }
     planned = await job("applications", "plan", fields, (step) => ($("step").textContent = step), mine.signal);
     draw(planned.found);
+    answeredBy(settings);
   } catch (error) {
     if (error.name !== "AbortError") showError(error);
   } finally {
@@ -133,8 +135,8 @@ function own() {
 }
 
 form.addEventListener("submit", (event) => { event.preventDefault(); plan(); });
-form.addEventListener("input", () => { label(form); own(); });
-form.addEventListener("reset", () => setTimeout(() => { fill(form, choices.defaults); own(); }));
+onMove(form, () => { label(form); own(); moved(); });
+form.addEventListener("reset", () => setTimeout(() => { fill(form, choices.defaults); own(); moved(); }));
 $("stop").addEventListener("click", () => running?.abort());
 for (const name of ["report", "plan"]) $(name).addEventListener("click", () => download(planned.id, "applications", name).catch(showError));
 

@@ -28,7 +28,8 @@ async function send(path, options = {}) {
     throw new Error("The planner does not answer. Is `lengthwise ui` still running?");
   }
   if (response.ok) return response;
-  const failure = new Error((await response.json()).error);
+  const { error } = await response.json().catch(() => ({}));
+  const failure = new Error(error || `The server answered with the status ${response.status}.`);
   if (response.status === 409) failure.name = "AbortError";
   throw failure;
 }
@@ -62,6 +63,20 @@ async function upload(file) {
   return (await send(`files?name=${encodeURIComponent(file.name)}`, { method: "POST", headers, body: file })).json();
 }
 
+// Uses the file of an input. After an error the shown answer is one without it.
+async function uploaded(input, use) {
+  if (!input.files.length) return;
+  showError(null);
+  earlier("");
+  try {
+    await use(await upload(input.files[0]));
+  } catch (error) {
+    showError(error);
+    earlier("Below: the answer without this file.");
+  }
+  input.value = "";
+}
+
 function save(name, content, type = "text/plain") {
   const link = element("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
   link.click();
@@ -74,9 +89,48 @@ async function download(id, page, name, fields = {}) {
   save(file, await response.blob(), response.headers.get("content-type"));
 }
 
-function showError(error) {
+// The error is scrolled into view; it gets the focus, unless a control is being moved.
+function showError(error, moving = false) {
   $("error").hidden = !error;
   $("error").textContent = error ? error.message : "";
+  if (!error) return;
+  $("error").tabIndex = -1;
+  $("error").scrollIntoView({ block: "nearest" });
+  if (!moving) $("error").focus({ preventScroll: true });
+}
+
+// Dims the answer as one of earlier settings, and says so; "" ends it.
+function earlier(text) {
+  const note = $("earlier") ?? element("p", { id: "earlier", role: "status" });
+  if (!note.parentNode) $("error").after(note);
+  note.hidden = !text;
+  note.textContent = text;
+  $("answer").classList.toggle("outdated", Boolean(text));
+}
+
+// Pages with a job: after a move the shown answer is one of earlier settings.
+let answeredFields = "", trace = {}; // the fields of an uploaded trace
+function moved() {
+  const fields = { ...values($("settings")), ...trace };
+  remember(fields);
+  earlier(answeredFields && answeredFields !== JSON.stringify(fields) ? `Below: the answer of earlier settings. Press ${$("go").textContent} for one of these.` : "");
+}
+function answeredBy(fields) {
+  answeredFields = JSON.stringify(fields);
+  moved();
+}
+
+// Calls react(control) after each move: once, where a browser sends input and change for a select.
+function onMove(form, react) {
+  let seen = null;
+  form.addEventListener("input", ({ target }) => {
+    seen = target.tagName === "SELECT" ? `${target.id} ${target.value}` : null;
+    react(target);
+  });
+  form.addEventListener("change", ({ target }) => {
+    if (target.tagName === "SELECT" && seen !== `${target.id} ${target.value}`) react(target);
+    seen = null;
+  });
 }
 
 // Controls. data-scale: log or two (powers); data-unit: ms; data-round: whole numbers.
@@ -93,8 +147,15 @@ function value(input) {
   if (input.type === "number") return Number(input.value);
   if (input.type === "checkbox") return input.checked;
   if (input.type !== "range") return input.value;
+  if (input.dataset.at === input.value) return Number(input.dataset.exact);
   const x = scale(input).read(Number(input.value));
   return input.dataset.round || input.dataset.scale === "two" ? Math.round(x) : significant(x);
+}
+
+// Moves a range to x; its value is x, which may be between the steps of the range, until the next move.
+function set(input, x) {
+  input.value = scale(input).write(x);
+  Object.assign(input.dataset, { exact: x, at: input.value });
 }
 
 function text(input) {
@@ -122,8 +183,7 @@ function fill(form, fields) {
     if (x === undefined) continue;
     if (input.dataset.list !== undefined) input.checked = x.includes(input.value);
     else if (input.type === "checkbox") input.checked = x;
-    else if (input.dataset.unit === "ms") input.value = Math.log10(milliseconds(x));
-    else if (input.type === "range") input.value = scale(input).write(x);
+    else if (input.type === "range") set(input, input.dataset.unit === "ms" ? milliseconds(x) : x);
     else input.value = x ?? "";
   }
   label(form);
@@ -139,15 +199,24 @@ function label(form) {
 
 const options = (select, names) => select.append(...names.map((one) => element("option", { value: one, textContent: one })));
 
-// A link to this page restores its fields.
+// A link to this page restores its fields; without one the tab remembers the last ones of the page.
+const FIELDS = `lengthwise.fields ${location.pathname}`;
 function linked() {
   try {
-    return JSON.parse(decodeURIComponent(location.hash.slice(1)) || "{}");
+    return JSON.parse(decodeURIComponent(location.hash.slice(1)) || sessionStorage.getItem(FIELDS) || "{}");
   } catch {
     return {}; // A damaged link shows the defaults.
   }
 }
-const link = (fields) => history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(fields))}`);
+function remember(fields) {
+  try {
+    sessionStorage.setItem(FIELDS, JSON.stringify(fields));
+  } catch {} // A browser may store nothing.
+}
+function link(fields) {
+  history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(fields))}`);
+  remember(fields);
+}
 
 // Texts of numbers
 const three = (x) => Number(x.toPrecision(3)).toLocaleString("en");

@@ -1,13 +1,13 @@
 // Every input requests at once an answer with one seed, and after a pause one with intervals.
 const PAUSE_MS = 350, OWN_LENGTHS = "own lengths";
 const form = $("settings");
-let choices, running = null, pause = 0, moved = 0, files = { model_file: null, trace_file: null }, original = null;
+let choices, running = null, pause = 0, movedAt = 0, modelFile = null;
 
 function settings() {
   const made = values(form);
   made.tp = made.tp ? Number(made.tp) : null;
   if (made.workload === OWN_LENGTHS) made.workload = `${value($("prompt"))}/${value($("output"))}`;
-  return { ...made, ...files };
+  return { ...made, model_file: modelFile, ...trace };
 }
 
 function show(fields) {
@@ -22,73 +22,13 @@ function show(fields) {
 
 // What depends on other controls
 function follow() {
-  $("lengths").hidden = form.elements.workload.value !== OWN_LENGTHS || files.trace_file;
-  form.elements.workload.disabled = Boolean(files.trace_file);
-  form.elements.model.disabled = Boolean(files.model_file);
-  $("model-clear").hidden = !files.model_file;
-  $("trace-clear").hidden = !files.trace_file;
-  $("trace-about").hidden = $("replay-label").hidden = !files.trace_file;
-  $("sessions").hidden = Boolean(files.trace_file);
+  const traced = Boolean(trace.trace_file);
+  $("lengths").hidden = form.elements.workload.value !== OWN_LENGTHS || traced;
+  form.elements.model.disabled = Boolean(modelFile);
+  $("model-clear").hidden = !modelFile;
+  $("replay-label").hidden = !traced;
+  $("sessions").hidden = traced;
   $("thinks").hidden = value($("turns")) === 1;
-}
-
-// Files: a config.json, and a trace, whose columns are mapped if its format is unknown.
-async function uploaded(input, use) {
-  if (!input.files.length) return;
-  showError(null);
-  try {
-    await use(await upload(input.files[0]));
-  } catch (error) {
-    showError(error);
-  }
-  input.value = "";
-  follow();
-}
-
-function traced(found) {
-  files.trace_file = found.file;
-  $("mapping").hidden = true;
-  const rate = found.rate === null ? "all at once" : `${three(found.rate)} requests/s`;
-  $("trace-about").textContent = `${found.name}: ${found.requests.toLocaleString("en")} requests, ${rate}; mean prompt ${three(found.prompt)}, mean output ${three(found.output)} tokens.`;
-  if (found.text !== null) $("trace-about").append(" ", element("a", { href: URL.createObjectURL(new Blob([found.text])), download: found.name, textContent: "Save it" }), " for the command.");
-  if (found.rate === null) form.elements.replay.checked = false;
-  follow();
-  changed();
-}
-
-async function mapColumns({ file }) {
-  const found = await ask("answers/plan/columns", { file });
-  if (!found.columns) return traced(found);
-  original = file;
-  for (const [id, names, chosen] of [["arrival", found.columns, found.guesses.arrival], ["prompt-column", found.columns, found.guesses.prompt], ["output-column", found.columns, found.guesses.output], ["unit", found.units, found.unit]]) {
-    $(id).replaceChildren();
-    options($(id), names);
-    $(id).value = chosen;
-  }
-  $("mapping").hidden = false;
-  $("arrival").focus();
-}
-
-function attach() {
-  $("model-upload").addEventListener("change", () => uploaded($("model-upload"), (made) => {
-    files.model_file = made.file;
-    changed();
-  }));
-  $("trace-upload").addEventListener("change", () => uploaded($("trace-upload"), mapColumns));
-  $("map").addEventListener("click", async () => {
-    try {
-      const [arrival, prompt, output, unit] = ["arrival", "prompt-column", "output-column", "unit"].map((id) => $(id).value);
-      traced(await ask("answers/plan/trace", { file: original, arrival, prompt, output, unit }));
-    } catch (error) {
-      showError(error);
-    }
-  });
-  for (const kind of ["model", "trace"]) {
-    $(`${kind}-clear`).addEventListener("click", () => {
-      files[`${kind}_file`] = null;
-      changed();
-    });
-  }
 }
 
 async function answer(complete) {
@@ -96,7 +36,7 @@ async function answer(complete) {
   const mine = (running = new AbortController());
   $("answer").setAttribute("aria-busy", "true");
   const fields = settings();
-  link({ ...fields, model_file: null, trace_file: null }); // files belong to this browser
+  link({ ...fields, model_file: null, ...NO_TRACE }); // files belong to this browser
   let failure = null;
   try {
     const found = await ask("answers/plan/answer", { ...fields, complete }, mine.signal);
@@ -109,12 +49,13 @@ async function answer(complete) {
   } finally {
     if (running === mine) $("answer").removeAttribute("aria-busy");
   }
-  showError(failure);
+  showError(failure, true);
+  earlier(failure ? "Below: the answer of earlier settings." : "");
   requestAnimationFrame(() => setTimeout(() => mine.signal.aborted || painted(complete, !failure)));
 }
 
 function painted(complete, ok) {
-  const took = Math.round(performance.now() - moved);
+  const took = Math.round(performance.now() - movedAt);
   if (!complete) {
     document.body.dataset.firstMs = took;
     if (ok) pause = setTimeout(() => answer(true), PAUSE_MS);
@@ -124,7 +65,7 @@ function painted(complete, ok) {
 }
 
 function changed() {
-  moved = performance.now();
+  movedAt = performance.now();
   label(form);
   follow();
   clearTimeout(pause);
@@ -165,13 +106,21 @@ async function start() {
   $("prompt").value = 3;
   $("output").value = 2.3;
   show({ ...choices.defaults, ...linked() });
-  attach();
-  form.addEventListener("input", ({ target }) => target.name && changed());
-  for (const id of ["prompt", "output"]) $(id).addEventListener("input", changed);
+  attachTrace(changed);
+  $("model-upload").addEventListener("change", () => uploaded($("model-upload"), ({ file }) => {
+    modelFile = file;
+    changed();
+  }));
+  $("model-clear").addEventListener("click", () => {
+    modelFile = null;
+    changed();
+  });
+  onMove(form, ({ name, id }) => (name || id === "prompt" || id === "output") && changed());
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", (event) => {
     event.preventDefault();
-    files = { model_file: null, trace_file: null };
+    modelFile = null;
+    useTrace(NO_TRACE);
     show(choices.defaults);
     changed();
   });

@@ -5,16 +5,18 @@ let running = null, found = null, playing = 0, lanes = [];
 async function simulate() {
   running?.abort();
   const mine = (running = new AbortController());
-  link(values(form));
+  const fields = values(form);
+  link(fields);
   showError(null);
   $("running").hidden = $("stop").hidden = false;
   try {
-    const answered = await job("schedulers", "run", values(form), (step, done, of) => {
+    const answered = await job("schedulers", "run", fields, (step, done, of) => {
       $("step").textContent = of ? `${step}: ${done} of ${of}` : step;
       if (of) { $("bar").max = of; $("bar").value = done; }
     }, mine.signal);
     found = answered.found;
     draw();
+    answeredBy(fields);
   } catch (error) {
     if (error.name !== "AbortError") showError(error);
   } finally {
@@ -26,20 +28,18 @@ async function simulate() {
 function draw() {
   const all = found.schedulers, [first] = all;
   $("found").hidden = false;
-  const gain = (one) => one.against_first.mean.percent ?? Infinity;
-  const better = all.slice(1).filter((one) => gain(one) + (one.against_first.mean.half_width ?? 0) < 0).sort((a, b) => gain(a) - gain(b))[0];
-  $("best").textContent = all.length < 2 ? "" : better
-    ? `${better.name} changes the mean JCT by ${better.against_first.mean.text} against ${first.name}, and its 99th percentile by ${better.against_first.p99.text}.`
-    : `No scheduler has a mean JCT that is significantly below that of ${first.name}.`;
+  $("best").textContent = found.verdict;
   cards($("cards"), all.map((one) => {
     const { percent, half_width } = one.against_first.mean;
     if (one === first || percent === null) return { label: one.name, value: one.values[0].value, unit: found.metrics[0], interval: one.values[0].interval };
-    return { label: one.name, value: `${percent > 0 ? "+" : ""}${three(percent)} %`, interval: half_width === null ? "" : `\u00b1 ${three(half_width)} %` };
+    return { label: one.name, value: `${percent > 0 ? "+" : percent < 0 ? "\u2212" : ""}${three(Math.abs(percent))} %`, interval: half_width === null ? "" : `\u00b1 ${three(half_width)} %` };
   }));
-  table($("table"), ["scheduler", `mean JCT against ${first.name}`, `JCT p99 against ${first.name}`, ...found.metrics, "preemptions, first seed"], all.map((one) => [
-    element("span", { title: one.about, textContent: one.name }), ...["mean", "p99"].map((name) => (one === first ? "\u2013" : one.against_first[name].text)),
-    ...one.values.map((cell) => element("span", {}, cell.value, element("small", { textContent: cell.interval }))), three(one.preemptions),
-  ]));
+  const line = (head, cell) => [head, ...all.map(cell)];
+  table($("table"), ["number", ...all.map((one) => one.name)], [
+    ...["mean", "p99"].map((name) => line(`JCT ${name} against ${first.name}`, (one) => (one === first ? "\u2013" : one.against_first[name].text))),
+    ...found.metrics.map((name, i) => line(name, ({ values: cells }) => element("span", {}, cells[i].value, element("small", { textContent: cells[i].interval })))),
+    line("preemptions, first seed", (one) => three(one.preemptions)),
+  ]);
   const notes = [...new Set(all.flatMap((one) => one.notes))];
   $("notes-box").hidden = !notes.length;
   $("notes").replaceChildren(...notes.map((note) => element("li", { textContent: note })));
@@ -165,7 +165,10 @@ async function start() {
   for (const [name, names] of [["model", choices.models], ["gpu", choices.gpus], ["workload", choices.workloads]]) options(form.elements[name], names);
   $("schedulers").append(...Object.entries(choices.schedulers).map(([name, about]) => element("label", { title: about }, element("input", { type: "checkbox", name: "schedulers", value: name, "data-list": "" }), ` ${name}`)));
   fill(form, { ...choices.defaults, ...linked() });
-  form.addEventListener("input", () => label(form));
+  onMove(form, () => {
+    label(form);
+    moved();
+  });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     simulate();
@@ -174,6 +177,7 @@ async function start() {
   form.addEventListener("reset", (event) => {
     event.preventDefault();
     fill(form, choices.defaults);
+    moved();
   });
   $("stop").addEventListener("click", () => running?.abort());
   $("play").addEventListener("click", play);

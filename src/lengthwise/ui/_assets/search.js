@@ -5,18 +5,19 @@ let running = null, answered = null, plan = null, metric = "", bounds = {}, chos
 async function search() {
   running?.abort();
   const mine = (running = new AbortController());
-  const fields = { ...values(form), "jct.p90": "" };
-  link(fields);
+  const fields = { ...values(form), ...trace };
+  link({ ...fields, ...NO_TRACE });
   showError(null);
   $("running").hidden = $("stop").hidden = false;
   $("empty").hidden = true;
   $("bar").removeAttribute("value");
   try {
-    answered = await job("search", "run", fields, (step, done, of) => {
+    answered = await job("search", "run", { ...fields, "jct.p90": "" }, (step, done, of) => {
       $("step").textContent = of ? `${step}: ${done} of ${of} evaluations` : step;
       if (of) { $("bar").max = of; $("bar").value = done; }
     }, mine.signal);
     draw();
+    answeredBy(fields);
   } catch (error) {
     if (error.name === "AbortError") $("status").textContent = "Cancelled.";
     else showError(error);
@@ -216,7 +217,11 @@ async function start() {
   $("gpus").append(...gpus.map(([name, price]) => check("gpus", name, `${name}${price ? `, ${price.toFixed(2)} $/h` : ""}`)));
   $("tp").append(...["1", "2", "4", "8", "16"].map((one) => check("tp", one, one)));
   fill(form, given);
-  form.addEventListener("input", () => label(form));
+  attachTrace(moved);
+  onMove(form, () => {
+    label(form);
+    moved();
+  });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     search();
@@ -224,7 +229,9 @@ async function start() {
   });
   form.addEventListener("reset", (event) => {
     event.preventDefault();
+    useTrace(NO_TRACE);
     fill(form, choices.defaults);
+    moved();
   });
   $("stop").addEventListener("click", () => running?.abort());
   for (const id of ["first", "second"]) $(id).addEventListener("change", compare);
