@@ -92,8 +92,8 @@ class DecodeSection(Section):
     layerwise: bool = False  # transfer each layer's KV cache as soon as the last chunk's step has computed it
     kv_transfer_timeout: Wait = float("inf")  # from the prefill until its transfer must have started
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # of a request whose transfer has timed out
-    # Decode replicas prefill prompts of up to so many tokens, and any prompt while so many wait on the prefill side.
-    max_local_prefill_length: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    max_local_prefill_length: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0  # up to it, decode replicas prefill prompts
+    # Decode replicas prefill all prompts while so many requests wait on the prefill side; None: never.
     max_prefill_queue_size: Count | None = None
     batching: Text = "unified"
     memory: Text = "paged"

@@ -295,7 +295,7 @@ def _serve_one_by_one(S, r, now_s, tokens, rank, victim):
     w.decodes = serve_in_order(S, r, now_s, tokens, rank, victim)
     w.seqs += w.decodes
     if w.decodes == 0:
-        return  # Else the idle group, even if it is empty now, would lose the time at which the last step ended.
+        return  # With an empty idle group, the swap below would replace its ``last_end_s``.
     if w.decodes == S.groups[rep.idle_group].members:
         rep.idle_group, flight.group = flight.group, rep.idle_group
     else:

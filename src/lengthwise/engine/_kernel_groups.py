@@ -107,7 +107,7 @@ def _pass_window(S, g, slot):
 def free_skipped(S, r, g):
     """Return the blocks that the members of a group free at the next step before their windows."""
     group, params = S.groups[g], S.params[0]
-    if params.aligned == 1:  # These blocks take no contents away that earlier steps have evicted.
+    if params.aligned == 1:  # First evict what earlier steps displaced: these blocks must not save it.
         evict_excess(S, r)
     freed = group.surplus + params.local_groups * S.block_frees[g, group.steps % params.block_size]
     group.surplus = 0

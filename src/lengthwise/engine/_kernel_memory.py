@@ -675,7 +675,7 @@ def _order_by_admission(S, r, now_s, victim):
 
     Without ``long_prefill_token_threshold``, the half-computed prompt is last, even if a swapped request came after it.
     ``tmp_tie`` is ``UNSERVED``. Later it becomes the number of blocks that a decode gets, ``IN_STEP`` for prompts of
-    the step, or ``EXCLUDED`` for preempted residents, which can be no victims.
+    the step, or ``EXCLUDED`` for preempted residents, which cannot be victims.
     """
     count, threshold = 0, S.params[0].long_prefill_token_threshold
     for at in range(_update_idle(S, r) + S.replicas[r].ending):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from lengthwise import catalog, policy
 from lengthwise import cost as costs
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
-from lengthwise.engine.setup import lacks_groups, resolve_policies
+from lengthwise.engine.setup import group_obstacles, resolve_policies
 from lengthwise.schema.cost_tables import CostTables, FitError, Front
 from lengthwise.schema.deployment import (
     DecodeSide,
@@ -72,8 +72,8 @@ def deploy(
             only.
         memory_planner: "lengthwise" or "vidur".
         num_blocks: Usable KV blocks of a replica. None takes the blocks that the memory planner finds.
-        speculation: Speculative decoding. Its drafter's seconds and memory follow from its method: EAGLE's and MTP's
-            are those of one layer of the model, those of a draft model its own.
+        speculation: Speculative decoding. The method gives the seconds and memory of its drafter: one layer of the
+            model for EAGLE and MTP, all layers of a draft model.
 
     Raises:
         InputError: A name is unknown, a size is wrong, the model does not fit, or a profile lacks operators that the
@@ -95,7 +95,7 @@ def deploy(
         node = catalog.default_node(gpu, parallel.gpus_per_replica)
     node = catalog.node(node) if isinstance(node, str) else node
     catalog.require_node_of(gpu, node)
-    hybrid = not lacks_groups(limits, scheduler, parallel.pp, speculates=speculation is not None)
+    hybrid = not group_obstacles(limits, scheduler, parallel.pp, speculates=speculation is not None)
     max_len = costs.largest_model_len(model, gpu, parallel, limits, memory_planner, num_blocks, hybrid=hybrid)
     if limits.max_model_len is not None:
         if limits.max_model_len > max_len:
@@ -287,9 +287,9 @@ def kv_transfer_over(
 ) -> KVTransfer:
     """Return a KV transfer in which every GPU sends its share of the KV cache over a link of its own.
 
-    ``link`` connects the GPUs of both sides, or with ``decode_link``, which is that of the decode side, those of the
-    prefill side: then the end that needs more time for its share decides. If ``link`` is None, GPUs write to host
-    memory, and the receivers read from it.
+    ``link`` connects the GPUs of both sides. If ``decode_link`` is given, ``link`` is that of the prefill side and
+    ``decode_link`` that of the decode side, and the side that needs more time decides. If ``link`` is None, GPUs write
+    to host memory, and the receivers read from it.
     """
     sent, received = (side.kv.kv_bytes_per_block / side.kv.block_size for side in (prefill, decode))
     if link is None:
@@ -303,8 +303,7 @@ def kv_transfer_over(
 def kv_transfer_between(prefill: Deployment, decode: Deployment, gpus: int) -> KVTransfer:
     """Return the KV transfer between sides with ``gpus`` GPUs, within one node or over the network.
 
-    It is that of ``kv_transfer_over``. Sides with other GPUs or nodes share no node: each has the network of its own
-    nodes.
+    ``kv_transfer_over`` computes it. Sides that differ in GPU or node share no node, so each uses its own network.
     """
     if (prefill.gpu, prefill.node) == (decode.gpu, decode.node):
         return kv_transfer_over(prefill.node.link_for(gpus), prefill, decode)

@@ -289,7 +289,7 @@ segment of the prefix that the last look-up found in a radix tree. With KV cache
 without the ``found_skipped`` first ones of local groups, and the request's ``boundary`` (``slot_t``) is
 ``found_boundary``. ``deferred`` requests are in ``State.deferred``.
 ``is_served`` is 1 once the residents have been served one by one, in vLLM's order, because blocks were short.
-``candidate`` is the slot of the request that the test of memory by predicted length is for. ``max_chunk`` limits the
+``candidate`` is the slot of the request that the test of memory by predicted length examines. ``max_chunk`` limits the
 prompt tokens of one request (vLLM's ``long_prefill_token_threshold``). With speculation (else they are 0), decodes
 verify ``drafts`` proposed tokens with ``draft_pairs`` keys and accept ``accepted`` of them; the drafter takes
 ``draft_s``. The data-parallel ranks of a replica that have formed a step together have ``rank_tokens`` in it, and the

@@ -29,7 +29,7 @@ _SLOPE_SPAN = 256  # that of ``cost._lookup``
 class GroupCosts(NamedTuple):
     """The costs of further groups of replicas, as in ``PackedCost`` but with one more dimension in front: the group.
 
-    The tables of a group are the first rows and columns, as many as ``State.group_sizes`` has of each. ``scalars`` are
+    The tables of a group fill the first rows and columns; ``State.group_sizes`` has their numbers. ``scalars`` are
     ``merge_factor`` and ``masked_s``.
     """
 
@@ -66,10 +66,10 @@ class State(NamedTuple):
     radix tree these are ``segments``, and ``leaves`` is the heap of the evictable ones. Block k of request i is
     ``request_blocks[request_blocks_start[i] + k]``; with G KV cache groups, block b of group g has k = b G + g.
     ``tiers`` [replicas] and ``offloads`` [n] are the state of the CPU memory behind the prefix caches
-    (``_kernel_tiers``): a chunk can be read from ``chunk_ready_s`` on, a transfer uses
-    it until ``chunk_busy_until_s``. When a request ends, its chunks with a nonzero ``is_used`` become the last used.
-    ``storages`` and ``stored``, by node, are the storage behind the CPU memory. ``loading`` has slots of requests with
-    a load, and ``deferred`` slots of those that are out of the queue while a step is formed.
+    (``_kernel_tiers``): a chunk can be read from ``chunk_ready_s`` on, a transfer uses it until ``chunk_busy_until_s``.
+    When a request ends, its chunks with a nonzero ``is_used`` become the most recently used. ``storages`` and
+    ``stored``, by node, are the storage behind the CPU memory. ``loading`` has slots of requests with a load, and
+    ``deferred`` slots of those that are out of the queue while a step is formed.
 
     ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules or memory is reserved, and
     ``ends_at_limit`` [n] without asynchronous scheduling. ``hit_rate`` and ``draw_key`` [n], ``survival`` by position,

@@ -545,8 +545,8 @@ def _speculation_columns(deployment: Deployment, output: Array, seed: int | tupl
 def _verify_pair_s(deployment: Deployment) -> float:
     """Return the seconds of one layer for each (query, key) pair where attention is limited by computing.
 
-    It is that of the prefill of a prompt of up to ``_COMPUTE_BOUND_TOKENS``. With MLA, decodes compute more for a pair
-    than a prefill, because they attend to latents.
+    It is taken from the prefill of a prompt of up to ``_COMPUTE_BOUND_TOKENS``. With MLA, decodes compute more for a
+    pair than a prefill, because they attend to latents.
     """
     attention, last = deployment.model.attention, len(deployment.cost.prefill_s) - 1
     merged = deployment.cost.rule.kind == MERGED
@@ -645,11 +645,11 @@ def resolve_policies(scheduler: Scheduler) -> Policies:
     return Policies(**found, binning=resolve("binning", binning))
 
 
-def lacks_groups(
+def group_obstacles(
     limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None, *, cached_states: bool = False,
     speculates: bool = False,
 ) -> list[str]:  # fmt: skip
-    """Return the settings with which layers form no KV cache groups (``plan_memory`` then counts all tokens)."""
+    """Return the settings that prevent KV cache groups of layers. With one, ``plan_memory`` counts all tokens."""
     policies = resolve_policies(scheduler)
     parts = {
         "hybrid_kv_cache = false": not scheduler.hybrid_kv_cache,
@@ -743,7 +743,7 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
         )
     pp = len(deployment.cost.stage_layers)
     groups = kv.groups or KvGroups(kv.block_size, 1)
-    parts = lacks_groups(limits, deployment.scheduler, pp, deployment.decode, cached_states=groups.aligned)
+    parts = group_obstacles(limits, deployment.scheduler, pp, deployment.decode, cached_states=groups.aligned)
     if kv.groups is not None and parts:
         raise InputError(
             f"KV cache groups of windows and states are not modelled with {' or '.join(parts)} yet; plan the memory "

@@ -19,7 +19,7 @@ LOG_ROWS = 200_000
 ENGINES = ("kernel", "reference")
 COMPILE_S = 20.0  # a run that takes the reference no longer than this need not wait for the compilation
 _STEP_S, _TOKEN_S, _REQUEST_S = 7e-5, 2.5e-6, 1e-4
-"""CPU seconds of the reference on the core that compiles in 25 s, fitted to runs of 500 chats at 2 to 60 requests/s."""
+"""CPU seconds by step, output token and request, fitted to 500 chats on a core that compiles the kernel in 25 s."""
 
 
 def simulate(
@@ -116,7 +116,8 @@ def on_compile(listener: Callable[[bool], None]) -> Iterator[None]:
 def reference_s(workload: Workload, deployment: Deployment) -> float:
     """Estimate the seconds that the reference takes for a run. The result is infinity with policies that users define.
 
-    The number of steps is that of a replica that decodes one sequence while requests arrive, then the longest output.
+    Steps are counted as if a replica decoded one sequence while requests arrive, then the longest output, and besides
+    all output tokens in full batches. There are at most as many steps as output tokens.
     """
     from lengthwise.engine.step_time import step_time
 

@@ -265,11 +265,11 @@ def step_time(cost: CostTables) -> StepTime:
 
 
 def service_rate(deployment: Deployment, prompt_tokens: float, output_tokens: float) -> float:
-    """Return how many mean requests per second one replica would end if its slots were always full.
+    """Return the requests of mean length that a replica with full slots completes per second.
 
     A request takes the seconds of its prompt alone, and its share of a decode step for each output token. As many
     sequences decode as ``max_num_seqs`` and the KV cache allow, in equal steps of each pipeline stage. Steps that mix
-    prompts and decodes are faster, so that this compares replicas, and is no bound.
+    prompts and decodes are faster, so this is a scale to compare replicas, not a bound.
     """
     limits, kv, reader = deployment.limits, deployment.kv, CostReader(deployment.cost)
     micro_batches = len(deployment.cost.stage_layers)

@@ -305,7 +305,7 @@ class Limits:
     header_bytes: int = 32 << 10  # size of all headers of a request
     headers: int = 100  # headers of a request
     connections: int = 10_000  # open connections
-    body_s: float = 30.0  # longest time until a request has arrived, and for which a client takes no data
+    body_s: float = 30.0  # maximum time to receive a request, and in which a client reads nothing of a response
     messages: int = 4096  # messages of a chat, or prompts of a completion
     idle_s: float = 75.0  # keep-alive of an idle connection: above that of clients and proxies (60 s)
     # memory of all arriving bodies, and of all requests until their response ends (a stream: begins). A request takes

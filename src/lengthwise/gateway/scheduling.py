@@ -28,7 +28,7 @@ class WorkerState:
     name: str
     models: tuple[str, ...]
     up: bool = True  # whether it may receive requests (``EngineWorker.unavailable_reason`` is empty)
-    # by configuration, half-open circuit or ramp; None: adapted, in PASSTHROUGH_MODES no limit, in rra the schedule's
+    # limit set by configuration, half-open circuit or ramp; None: adapted (PASSTHROUGH_MODES: none; rra: schedule's)
     concurrency: int | None = None
     slots: int | None = None  # maximum number of sequences that the engine runs at once; None: not reported
     kv_tokens: int | None = None  # size of its KV cache; None: not reported

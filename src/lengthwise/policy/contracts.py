@@ -231,8 +231,8 @@ def router(function: Function | None = None, *, name: str = "", prefix: str = ""
     ``index_tokens``. ``prefix_tokens`` is how many of the ``prompt_tokens`` a replica has: those in its prefix cache
     (``prefix="cache"``), or those in the router's own index of the prompts that it sent there (``prefix="index"``),
     which has ``index_tokens`` tokens. ``previous_replica`` is the replica that this router chose for the session's
-    latest earlier turn, or -1 if there is none. ``service_rate`` is how many mean requests per second a replica would
-    end if its slots were always full, 1 for all in the gateway. ``draw_a`` and ``draw_b`` are uniform on [0, 1).
+    latest earlier turn, or -1 if there is none. ``service_rate`` is the requests of mean length that a replica
+    with full slots completes per second, 1 for all in the gateway. ``draw_a`` and ``draw_b`` are uniform on [0, 1).
     """
     if function is None:
         return lambda f: make("router", f, name=name or f.__name__, prefix=prefix)

@@ -76,7 +76,7 @@ METADATA = {  # labels of what ran
     "memory": "Memory",
     "max_recompute_share": "Recomputation per idle memory",
     "max_preemptions_per_request": "Preemptions per request, at most",
-    "preemption_mode": "Eviction by",
+    "preemption_mode": "Preemption by",
     "router": "Router",
     "preemption": "Preemption policy",
     "binning": "Bins",

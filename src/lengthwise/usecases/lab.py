@@ -19,7 +19,7 @@ from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import InputError, error_note
 from lengthwise.schema.lab import ORACLE, LabTable, LoadUnit
 from lengthwise.schema.workload import Workload
-from lengthwise.usecases.requests import DEFAULT_REQUESTS, LengthPrediction, length_prediction, search_load
+from lengthwise.usecases.requests import DEFAULT_REQUESTS, WorkloadPredictor, search_load, workload_predictor
 from lengthwise.usecases.variants import deployment, scheduler
 
 Progress = Callable[[int, int], None]
@@ -96,7 +96,7 @@ class ScenarioBench:
     scenario: Scenario
     predictors: dict[str, LabPredictor]
     load: search.Load = field(init=False)
-    _predictions: dict[str, LengthPrediction | None] = field(default_factory=dict)
+    _predictions: dict[str, WorkloadPredictor | None] = field(default_factory=dict)
     _deployed: dict[int, Deployment] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -106,7 +106,7 @@ class ScenarioBench:
         source = source_of(scenario.workload, scenario.folder)
         lengths = source.lengths if source.replayed is None else None
         for title, section in self.predictors.items():
-            self._predictions[title] = length_prediction(section, scenario, lengths)
+            self._predictions[title] = workload_predictor(section, scenario, lengths)
 
     def requests(self, seed: int, predictor: str) -> Workload:
         """Return the requests of a seed with predictions of the named predictor, or without any if the name is ""."""

@@ -30,7 +30,7 @@ MAX_PARTS, MIN_PART_REQUESTS = 8, 400
 
 
 @dataclass(frozen=True)
-class LengthPrediction:
+class WorkloadPredictor:
     """Adds predicted output lengths to workloads, as a scenario's [predictor] or [lab] describes."""
 
     section: PredictorSection
@@ -67,9 +67,9 @@ def _has(attribute: str, predictor: Any) -> bool:
 _load_predictor = lru_cache(maxsize=8)(predict.load)
 
 
-def length_prediction(
+def workload_predictor(
     section: PredictorSection, scenario: Scenario, lengths: w.Lengths | None
-) -> LengthPrediction | None:
+) -> WorkloadPredictor | None:
     """Return the predictor that a section [predictor] or [lab] describes, or None for the kind "none".
 
     A predictor without a file learns from other requests with these ``lengths``. The argument is None for a replayed
@@ -98,7 +98,7 @@ def length_prediction(
                         f"a predictor of kind {kind} learns from other requests of the workload, and a replayed trace "
                         'has none; train one on another trace and name it: kind = "model", file = "x.lwp"'
                     )
-    return LengthPrediction(section, predict.Conditional(predictor) if section.conditional else predictor, model)
+    return WorkloadPredictor(section, predict.Conditional(predictor) if section.conditional else predictor, model)
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,11 @@ class _Draws:
         return replace(self.source.sessions, block_tokens=own if max(shared, own) % min(shared, own) else shared)
 
     @cached_property
-    def prediction(self) -> LengthPrediction | None:
+    def prediction(self) -> WorkloadPredictor | None:
         lengths = self.source.lengths if self.source.replayed is None else None
         if lengths is not None and self.source.sessions is not None:
             lengths = _InSessions(lengths, self._sessions)
-        return length_prediction(self.scenario.predictor, self.scenario, lengths)
+        return workload_predictor(self.scenario.predictor, self.scenario, lengths)
 
     def __call__(self, seed: int, requests: int) -> Workload:
         section, source, seed = self.scenario.workload, self.source, self.first_seed + seed

@@ -208,8 +208,8 @@ def limits_note(records: Records, workload: Workload) -> str:
     finished = r.status == Status.FINISHED
     if workload.max_tokens is None or not finished.any():
         return ""
-    free = True if workload.ignore_eos is None else ~workload.ignore_eos
-    share = float((finished & free & (r.output_tokens == workload.max_tokens)).sum() / finished.sum())
+    may_end = True if workload.ignore_eos is None else ~workload.ignore_eos
+    share = float((finished & may_end & (r.output_tokens == workload.max_tokens)).sum() / finished.sum())
     if not share:
         return ""
     return f"{two_digits(100 * share)} % of outputs stop at max_tokens. With a larger max_tokens they could be longer."
@@ -336,13 +336,13 @@ def _drawn(workload: Workload, _seed: int) -> Workload:
     return workload
 
 
-def _simulated(task: _Task, by: str = "kernel") -> _Run:
+def _simulated(task: _Task, engine_name: str = "kernel") -> _Run:
     """Simulate by the kernel, or by the reference until the kernel is compiled."""
     variant, seed, settings = task.variant, task.seed, task.variant.scenario.run
     with error_note(f"in the run of {variant.name!r} with seed {seed}"), engine_note(variant.scenario):
         workload = variant.workload(seed)
         options: dict[str, Any] = {"time_limit_s": settings.time_limit_s, "strict": settings.strict, **task.logs}
-        options["engine"] = "kernel" if engine.ready() else by
+        options["engine"] = "kernel" if engine.ready() else engine_name
         records = engine.simulate(workload, variant.deployment, seed=seed, **options)
         slo = slo_of(variant.scenario)
         summary = metrics.summarize(records, variant.deployment, workload=workload, slo=slo, warmup_s=settings.warmup_s)
@@ -352,12 +352,12 @@ def _simulated(task: _Task, by: str = "kernel") -> _Run:
 def _run_all(tasks: Sequence[_Task], jobs: int, progress: Progress, *, split: bool) -> list[_Run]:
     progress(0, len(tasks))
     # Otherwise all threads would wait for the first to compile the kernel.
-    by = engine.warm_up(lambda: sum(task.reference_s() for task in tasks) / (jobs if split else 1))
+    engine_name = engine.warm_up(lambda: sum(task.reference_s() for task in tasks) / (jobs if split else 1))
     results: dict[int, _Run] = {}
-    split = split and jobs > 1 and by == "reference"
+    split = split and jobs > 1 and engine_name == "reference"
     with processes(jobs) if split else threads(jobs) as workers:
         sent = [task.sendable() for task in tasks] if split else tasks
-        for number, result in workers.run(sent, partial(_simulated, by=by)):
+        for number, result in workers.run(sent, partial(_simulated, engine_name=engine_name)):
             results[number] = result
             progress(len(results), len(tasks))
     return [results[number] for number in range(len(tasks))]

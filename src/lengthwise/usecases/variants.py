@@ -239,7 +239,7 @@ def _mixed(scenario: Scenario, sharing: Sharing | None) -> Deployment:
 
 
 def overlaps_by_engine(scenario: Scenario) -> bool:
-    """Return whether the overlap of steps is left to the default of the scenario's engine, and that is to overlap."""
+    """Return whether the scenario leaves ``async_scheduling`` to its engine, whose default is to overlap steps."""
     own = scenario.engine.name is not None and ENGINES[scenario.engine.name].async_scheduling
     return own and scenario.scheduler.async_scheduling is None
 

@@ -133,7 +133,7 @@ class LengthPredictor(Listener):
         """Predict the length before the first token. A predictor in a process gets at most ``deadline_s``."""
         if self.use_requested and request.fixed_tokens > 0:
             prediction = _fixed(request, float(request.fixed_tokens), "requested")
-        elif self._runner is None:  # most predictions are equal, so that requests stay in order of arrival
+        elif self._runner is None:  # nearly always the same, so that requests stay in order of arrival
             prediction = LengthPrediction(min(_DEFAULT_TOKENS, max(1.0, float(request.max_tokens))), "prior")
         else:
             earlier = self._earlier.of(request.client)
