@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,9 @@ def test_the_command_gives_the_plan_of_the_page_with_its_graph(tmp_path, capsys)
     assert of_page["stages"] == by_command["stages"]
     assert of_page["makespans_s"] == pytest.approx(by_command["makespans_s"])
     assert b"<html" in made["report"](outcome, {}).content
+    with zipfile.ZipFile(io.BytesIO(made["files"](outcome, {}).content)) as archive:
+        assert {"critique-tiny.toml", "questions-tiny.jsonl"} <= set(archive.namelist())
+    assert applications.choices(FOLDER, [])["rows"][FIELDS["app"]] == 6
     edges = {(one["from"], one["to"]): one["back"] for one in found["graph"]["edges"]}
     assert edges[("draft", "critique")] is False
     assert edges[("critique", "draft")] is True  # the next round of the loop

@@ -87,6 +87,7 @@ def difference_text(estimate: Estimate, of_s: float) -> str:
         return "none"
     scale, unit = time_scale(max(abs(estimate.value), half_s))
     value, half = rounded(abs(estimate.value) / scale, half_s / scale if has_half else math.nan)
+    value = "0" if _is_negligible(estimate.value, of_s) else value
     sign = "" if not re.search("[1-9]", value) else "+" if estimate.value > 0 else MINUS
     interval = f" {PLUS_MINUS} {half}" if has_half else ""
     is_exact = not (has_half or ends_s or math.isnan(estimate.half_width))

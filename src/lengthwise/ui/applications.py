@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
 import shlex
 import tempfile
 import tomllib
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "app": "apps/ensemble.toml",
     "app_file": None,
     "rows_file": None,
-    "rows": 200,
+    "rows": None,  # as many as the file says
     "nodes": "8xA100-80GB@pairs",
     "method": "lengthwise",
     "draws": 3,
@@ -52,7 +56,7 @@ def page(examples: Path, runs: Sequence[Path] = ()) -> Page:
         partial(choices, examples, runs),
         answers={"progress": partial(_progress, runs)},
         jobs={"plan": partial(run, examples)},
-        downloads={"report": _report, "plan": _plan_file},
+        downloads={"report": _report, "plan": _plan_file, "files": _archive},
     )
 
 
@@ -62,10 +66,23 @@ def choices(examples: Path, runs: Sequence[Path]) -> dict[str, Any]:
 
     return {
         "apps": [*_examples(examples), OWN],
+        "rows": {name: _rows(examples / name) for name in _examples(examples)},
         "methods": [DEFAULT, *METHODS],
         "runs": [str(folder) for folder in runs],
         "defaults": DEFAULTS,
     }
+
+
+def _rows(path: Path) -> int:
+    """Return the number of rows that an application file uses without a setting."""
+    inputs = tomllib.loads(path.read_text("utf-8"))["inputs"]
+    with (path.parent / inputs["file"]).open(encoding="utf-8", newline="") as file:
+        rows = (
+            sum(1 for _ in csv.DictReader(file))
+            if inputs["file"].endswith(".csv")
+            else sum(1 for line in file if line.strip())
+        )
+    return min(rows, int(inputs.get("rows", rows)))
 
 
 def _examples(folder: Path) -> list[str]:
@@ -80,6 +97,7 @@ def _examples(folder: Path) -> list[str]:
 class _Planned:
     plan: AppPlan
     details: Any
+    files: dict[str, Path]  # by the name in the archive: the application and its inputs
 
 
 def run(examples: Path, values: Values, task: Task) -> Outcome:
@@ -95,14 +113,25 @@ def run(examples: Path, values: Values, task: Task) -> Outcome:
     from lengthwise.usecases.app_plan import PlanSettings
     from lengthwise.usecases.app_setup import load_app_request
 
+    table = tomllib.loads(path.read_text("utf-8"))
+    inputs = {re.sub(r"^\d+x", "", value) for _, value in _texts(table) if len(value) < 256}
+    files = {path.name: path}
+    files |= {one: path.parent / one for one in sorted(inputs) if _is_inside(one) and (path.parent / one).is_file()}
+    if own:
+        rows_file = task.session.file(fields["rows_file"])
+        name = str(table.get("inputs", {}).get("file", ""))
+        files[name if _is_inside(name) else rows_file.name] = rows_file
     requested = load_app_request(path, [*rows, *own], nodes)
     numbers = {name: fields[name] for name in ("draws", "true_draws")}
+    shown_path = path.name if fields["app"] == OWN else f"examples/{fields['app']}"
     settings = PlanSettings(fields["method"], **numbers, what_ifs=fields["what_if"])
     task.report("planning", 0, 0)
-    return _planned(requested, settings, fields, "app.toml" if own else f"examples/{fields['app']}", path)
+    return _planned(requested, settings, fields, shown_path, files)
 
 
-def _planned(requested: AppRequest, settings: PlanSettings, fields: Values, shown_path: str, path: Path) -> Outcome:
+def _planned(
+    requested: AppRequest, settings: PlanSettings, fields: Values, shown_path: str, files: dict[str, Path]
+) -> Outcome:
     from lengthwise.report import apps
     from lengthwise.usecases.app_report import facts_of
 
@@ -125,9 +154,9 @@ def _planned(requested: AppRequest, settings: PlanSettings, fields: Values, show
         "idle": tables["idle"],
         "notes": list(plan.notes),
         "command": _command(fields, shown_path),
-        "scenario": path.read_text("utf-8"),
+        "scenario": next(iter(files.values())).read_text("utf-8"),
     }
-    return Outcome(answer, _Planned(plan, details))
+    return Outcome(answer, _Planned(plan, details, files))
 
 
 def graph(tasks: Tasks) -> dict[str, Any]:
@@ -266,6 +295,19 @@ def _plan_file(outcome: Outcome, _: Values) -> Download:
     from lengthwise.apps.plan import write_plan
 
     return Download("plan.json", "application/json", _written(lambda path: write_plan(path, outcome.source.plan)))
+
+
+def _is_inside(name: str) -> bool:
+    return bool(name.strip()) and not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
+def _archive(outcome: Outcome, _: Values) -> Download:
+    """Return the application file with its inputs beside it."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, path in outcome.source.files.items():
+            archive.write(path, name)
+    return Download("application.zip", "application/zip", made.getvalue())
 
 
 def _written(write: Callable[[Path], Any]) -> bytes:

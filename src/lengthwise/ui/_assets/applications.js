@@ -53,6 +53,9 @@ function gantt({ unit, end, models, charts: [{ rows, bars, marks }] }) {
   const width = 860, left = 62, right = 12, height = HEAD + ROW * rows.length + 4;
   const x = (time) => left + ((width - left - right) * time) / end;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", class: "gantt", "aria-label": `Plan over ${three(end)} ${unit} on ${rows.length} GPUs; the table of stages has its times` });
+  const hatch = svg("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
+  hatch.append(svg("rect", { width: 2, height: 6 }));
+  picture.append(hatch);
   for (const tick of linear(end)) {
     picture.append(svg("line", { class: "axis", x1: x(tick), x2: x(tick), y1: HEAD - 4, y2: height - 4 }));
     picture.append(svg("text", { x: x(tick), y: HEAD - 9, "text-anchor": tick ? "middle" : "start" }, tick ? three(tick) : `0 ${unit}`));
@@ -60,15 +63,20 @@ function gantt({ unit, end, models, charts: [{ rows, bars, marks }] }) {
   rows.forEach((name, row) => picture.append(svg("text", { x: left - 6, y: HEAD + ROW * row + 17, "text-anchor": "end" }, name)));
   for (const [row, from, to, model, what, label, hover] of bars) {
     const known = what === "run" || what === "load";
-    const bar = svg("rect", { class: known ? `${what} series-${model % 8}` : "idle", x: x(from), y: HEAD + ROW * row + 2, width: Math.max(0.5, x(to) - x(from)), height: ROW - 4 });
+    const bar = svg("rect", { class: known ? `${what} series-${model % 10}` : "idle", x: x(from), y: HEAD + ROW * row + 2, width: Math.max(0.5, x(to) - x(from)), height: ROW - 4 });
     bar.append(svg("title", {}, hover));
     picture.append(bar);
+    if (what === "load") {
+      const hatched = bar.cloneNode(true);
+      hatched.setAttribute("class", "hatched");
+      picture.append(hatched);
+    }
     if (label && x(to) - x(from) > 30) picture.append(svg("text", { class: "inside", x: (x(from) + x(to)) / 2, y: HEAD + ROW * row + 17, "text-anchor": "middle" }, label));
   }
   for (const mark of marks) picture.append(svg("line", { class: "mark", x1: x(mark), x2: x(mark), y1: HEAD - 4, y2: height - 4 }));
   $("gantt").replaceChildren(picture);
   const entry = (text, kind) => element("li", {}, element("i", { className: kind }), text);
-  $("key").replaceChildren(...models.map((name, k) => entry(name, `run series-${k % 8}`)), entry("loading", "load series-0"), entry("idle", "idle"));
+  $("key").replaceChildren(...models.map((name, k) => entry(name, `run series-${k % 10}`)), entry("loading (of any model)", "load"), entry("idle", "idle"), ...(marks.length ? [entry("end of a stage", "stage")] : []));
 }
 
 // About six round ticks from 0 on
@@ -132,20 +140,33 @@ function state({ finished, total, runs_now, cancelled }) {
 
 function own() {
   $("own").hidden = $("app").value !== choices.apps.at(-1);
+  if ($("rows").dataset.own === $("rows").value) ownRows();
+}
+
+// Shows the number of rows that the file itself gives; the field is null then.
+function ownRows() {
+  const number = choices.rows[$("app").value];
+  if (number) set($("rows"), number);
+  $("rows").dataset.own = $("rows").value;
+  label(form);
+  if (!number) form.querySelector("output[for=rows]").value = "as the file says";
 }
 
 form.addEventListener("submit", (event) => { event.preventDefault(); plan(); });
 onMove(form, () => { label(form); own(); moved(); });
-form.addEventListener("reset", () => setTimeout(() => { fill(form, choices.defaults); own(); moved(); }));
+form.addEventListener("reset", () => setTimeout(() => { fill(form, choices.defaults); ownRows(); own(); moved(); }));
 $("stop").addEventListener("click", () => running?.abort());
-for (const name of ["report", "plan"]) $(name).addEventListener("click", () => download(planned.id, "applications", name).catch(showError));
+document.querySelector("[data-save=scenario]").hidden = true; // alone, the file lacks its inputs
+for (const name of ["report", "plan", "files"]) $(name).addEventListener("click", () => download(planned.id, "applications", name).catch(showError));
 
 (async () => {
   try {
     choices = await (await send("choices/applications")).json();
     options($("app"), choices.apps);
     options($("method"), choices.methods);
-    fill(form, { ...choices.defaults, ...linked() });
+    const given = { ...choices.defaults, ...linked() };
+    fill(form, given);
+    if (given.rows === null) ownRows();
     own();
     $("runs-box").hidden = !choices.runs.length;
     if (choices.runs.length) progress();

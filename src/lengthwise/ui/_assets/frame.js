@@ -172,7 +172,8 @@ function values(form) {
     if (input.dataset.list !== undefined) {
       made[input.name] ??= [];
       if (input.checked) made[input.name].push(input.value);
-    } else made[input.name] = input.dataset.unit === "ms" ? `${value(input)}ms` : value(input);
+    } else if (input.dataset.own === input.value) made[input.name] = null; // as the file says
+    else made[input.name] = input.dataset.unit === "ms" ? `${value(input)}ms` : value(input);
   }
   return made;
 }
@@ -180,7 +181,7 @@ function values(form) {
 function fill(form, fields) {
   for (const input of form.elements) {
     const x = fields[input.name];
-    if (x === undefined) continue;
+    if (x === undefined || (x === null && input.type === "range")) continue;
     if (input.dataset.list !== undefined) input.checked = x.includes(input.value);
     else if (input.type === "checkbox") input.checked = x;
     else if (input.type === "range") set(input, input.dataset.unit === "ms" ? milliseconds(x) : x);
