@@ -565,9 +565,9 @@ class SchedulerSection(Section):
     trtllm: TrtllmTable | None = None  # settings of policy "trtllm"
     # true: a request is admitted only while the predicted peak of KV tokens fits, with a margin that preemptions raise
     reserve: bool | None = None
-    # with reserve: time of recomputation, as a share of the decoding time of memory that is idle while requests wait
+    # with reserve: time of recomputation over idle time (decoding time x share of memory free while requests wait)
     max_recompute_share: Annotated[NotNan, Field(ge=0)] | None = None
-    # with reserve: preemptions per request for lack of memory, a budget that more reservation keeps; inf: no budget
+    # with reserve: most preemptions per request for lack of memory, kept by reserving more; inf: no limit
     max_preemptions_per_request: Annotated[NotNan, Field(ge=0)] | None = None
 
 
