@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise.cli import examples, main
+from lengthwise.cli import main
+from lengthwise.config.files import examples_folder
 from lengthwise.schema.errors import InputError
 from lengthwise.ui import applications
 from lengthwise.ui.work import JOB, Pool, Task
 
-FOLDER = examples.folder()
+FOLDER = examples_folder()
 FIELDS = {"app": "apps/critique-tiny.toml", "rows": 4, "nodes": "2xA100-80GB", "draws": 1, "true_draws": 2}
 FIELDS |= {"what_if": False}
 OWN = """
