@@ -161,9 +161,11 @@ def test_trtllm_has_its_own_settings():
 def test_memory_is_reserved_by_predicted_length_by_the_rules_of_three_engines(name):
     limits = TEXT.replace("isl = 200", "isl = 200\nmax_tokens = 2000")
     own = {"trtllm": '{ capacity_scheduler_policy = "MAX_UTILIZATION" }'} if name == "trtllm" else {}
-    made = built({"policy": f'"{name}"', "reserve": "true", "max_recompute_share": "0.1", **own}, text=limits)
+    reserve = {"reserve": "true", "max_recompute_share": "0.1", "max_preemptions_per_request": "0.25"}
+    made = built({"policy": f'"{name}"', **reserve, **own}, text=limits)
     settings = TrtllmSettings("MAX_UTILIZATION") if name == "trtllm" else made.trtllm
-    assert made == replace(policy.scheduler(name), reserve=True, max_recompute_share=0.1, trtllm=settings)
+    expected = replace(policy.scheduler(name), reserve=True, max_recompute_share=0.1, trtllm=settings)
+    assert made == replace(expected, max_preemptions_per_request=0.25)
 
 
 def test_other_rules_cannot_reserve_by_predicted_length():
@@ -171,8 +173,9 @@ def test_other_rules_cannot_reserve_by_predicted_length():
         built({"policy": '"orca"', "reserve": "true"})
     with pytest.raises(ScenarioError, match="max_recompute_share"):
         built({"reserve": "true", "max_recompute_share": "-1"})
-    with pytest.raises(InputError, match="max_recompute_share needs reserve = true"):
-        built({"max_recompute_share": "0.1"})
+    for key in ("max_recompute_share", "max_preemptions_per_request"):
+        with pytest.raises(InputError, match=f"{key} needs reserve = true"):
+            built({key: "0.1"})
 
 
 def test_bins_need_predictions():

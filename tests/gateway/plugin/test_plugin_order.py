@@ -314,6 +314,7 @@ def test_unusable_settings_are_reported():
         ({"max_wait_s": math.nan}, "max_wait_s"),
         ({"window_tokens": 0}, "window_tokens"),
         ({"trust_version": 1}, "trust_version"),
+        ({"max_preemptions_per_request": 0.5}, "max_preemptions_per_request needs reserve = true"),
     ):
         with pytest.raises(InputError, match=states):
             settings_of({"lengthwise": reported})

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from plugin_world import Clock, PagedScheduler, Request, request
 
 from lengthwise.gateway.plugin.length_scheduler import OrderedScheduler, QueueOrder
-from lengthwise.gateway.plugin.settings import Settings
-from lengthwise.policy.reservation import GAIN, OWN_RULE
+from lengthwise.gateway.plugin.settings import settings_of
+from lengthwise.policy.reservation import GAIN, OWN_RULE, STEP
 
 BLOCKS, BLOCK, SEQS, LIMIT = 33, 4, 6, 100
 
@@ -28,10 +28,11 @@ class Ordered(OrderedScheduler, PagedScheduler):
         return output
 
 
-def engine(*, reserve: bool, share: float = 0.2, prompt_budget: int = 1 << 20) -> Ordered:
+def engine(*, reserve: bool, share: float = 0.2, prompt_budget: int = 1 << 20, budget: float = math.inf) -> Ordered:
     made = Ordered(SEQS, BLOCKS, BLOCK, prompt_budget)
-    settings = Settings(rank="fcfs", preemption="never", reserve=reserve, max_recompute_share=share)
+    own = {"reserve": True, "max_recompute_share": share, "max_preemptions_per_request": budget} if reserve else {}
     made.clock = Clock()
+    settings = settings_of({"lengthwise": {"rank": "fcfs", "preemption": "never", **own}})
     made.lengthwise = QueueOrder(settings, made.clock)
     return made
 
@@ -72,6 +73,14 @@ def test_where_recomputation_costs_nothing_the_rule_is_the_engines_own(requests,
     runs = [run(engine(reserve=on, share=math.inf, prompt_budget=prompt_budget), requests) for on in (True, False)]
     assert runs[0].finished == runs[1].finished
     assert runs[0].preemptions == runs[1].preemptions
+
+
+@given(REQUESTS, BUDGETS, st.sampled_from([0.0, 0.25]))
+@example([(1, 90, 8)] * 200, 30, 0.0)  # without a budget, 881 preemptions
+@example([(1, 90, 8)] * 200, 30, 0.25)
+def test_preemptions_stay_within_their_budget_whatever_is_predicted(requests, prompt_budget, budget):
+    made = run(engine(reserve=True, share=math.inf, prompt_budget=prompt_budget, budget=budget), requests)
+    assert made.preemptions <= budget * len(requests) + (1 - OWN_RULE) / STEP + 2 * SEQS
 
 
 @given(REQUESTS)

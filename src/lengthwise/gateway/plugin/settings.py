@@ -64,7 +64,11 @@ class Settings:
 
 def settings_of(additional_config: Any) -> Settings:
     """Return the settings in vLLM's ``additional_config``. Raises InputError if they are invalid."""
-    return Settings(**_table_of(additional_config, Settings))
+    settings = Settings(**(table := _table_of(additional_config, Settings)))
+    for name in ("max_recompute_share", "max_preemptions_per_request"):
+        if name in table and not settings.reserve:
+            raise InputError(f"lengthwise: {name} needs reserve = true; set it, or leave {name} out")
+    return settings
 
 
 def _table_of(additional_config: Any, settings: type) -> dict[str, Any]:
