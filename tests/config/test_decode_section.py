@@ -120,6 +120,16 @@ def test_sides_that_share_no_node_transfer_over_the_network():
     assert far.decode.kv_transfer.bytes_per_s == far.node.network.bandwidth_bytes_per_s
 
 
+def test_a_transfer_without_a_link_names_the_network_that_is_missing(tmp_path):
+    lonely = tmp_path / "lonely.toml"
+    lonely.write_text(
+        '[lonely]\ngpus = 4\nlink = "nvlink4-nvswitch"\nlink_group = 4\nfallback_link = "pcie5"\nsource = "x"\n'
+    )
+    message = r'node lonely must give network;.* KV transfers .* need it\. Give .*, such as network = "infiniband-ndr"'
+    with pytest.raises(InputError, match=message):
+        build(reported(f'node = "{lonely}"'))
+
+
 def test_a_wrong_key_is_reported():
     with pytest.raises(InputError, match="decode"):
         reported("gpus = 4")

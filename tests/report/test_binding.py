@@ -83,6 +83,23 @@ def test_an_idle_replica_beside_a_queue_is_an_imbalance(summary) -> None:
     assert what_binds(dataclasses.replace(queued, hardware=even)).resource == "idle"
 
 
+def test_a_queue_before_busy_prefill_replicas_is_theirs(summary) -> None:
+    waits_s = dataclasses.replace(summary.queueing_delay_s, mean=Estimate(0.9 * summary.ttft_s.mean.value))
+    queued = having(dataclasses.replace(summary, queueing_delay_s=waits_s), busy_share=0.9)
+
+    def of(one, *busy: float):
+        hardware = dataclasses.replace(one.hardware, replica_busy_share=tuple(map(Estimate, busy)))
+        return what_binds(dataclasses.replace(one, hardware=hardware), prefill_ranks=2)
+
+    found = of(queued, 1.0, 0.96, 0.75)
+    assert found.resource == "prefill replicas"
+    assert found.description.startswith("Requests wait for prefill replicas, and more of them would shorten the queue")
+    assert found.description.endswith("Steps run 98 % of the time on prefill replicas, 75 % on decode replicas.")
+    assert of(queued, 0.8, 0.8, 1.0).resource == "compute"
+    assert of(having(summary), 1.0, 1.0, 0.75).resource == "compute", "without a queue"
+    assert of(having(queued, kv_utilization=0.88), 1.0, 0.96, 0.75).resource == "KV memory", "full, of either side"
+
+
 def test_preemptions_are_a_sign_of_full_memory(summary) -> None:
     many = dataclasses.replace(summary.counts, preemptions=summary.counts.arrivals)
     assert what_binds(dataclasses.replace(summary, counts=many)).resource == "KV memory"

@@ -121,6 +121,10 @@ def test_mixtures_without_prices_are_refused(tmp_path):
     (one,) = search_module.questions(loads(text))
     with pytest.raises(InputError, match="compared by their prices"):
         one.candidates()
+    free.write_text(table.replace("[L40S]", "[free]").replace(price, ""))
+    (one,) = search_module.questions(loads(text))
+    with pytest.raises(InputError, match=r"fewer that fit \(.*GPU free must give price_per_hour_usd"):
+        one.candidates()
 
 
 def test_the_axis_of_equal_replicas_excludes_groups():

@@ -286,7 +286,16 @@ def _node(name: str, table: Mapping[str, Any], where: str) -> NodeSpec:
             raise UnknownNameError("link", value, known)
         else:
             values[key] = known[value]
-    spec = build(NodeSpec, values, where)
+    try:
+        spec = build(NodeSpec, values, where)
+    except InputError as error:
+        if "network" in table:
+            raise
+        near = next((one.network.name for one in nodes().values() if one.link == values.get("link")), "ethernet-100")
+        raise InputError(
+            f"{error}. Its network joins nodes: with P/D, KV transfers between sides on different nodes need it. "
+            f'Give a link of the catalog, such as network = "{near}"'
+        ) from error
     if not 1 <= spec.link_group <= spec.gpus:
         raise InputError(f"{where}: link_group must be in 1..{spec.gpus} (its gpus); it is {spec.link_group}")
     if spec.host_gpus < 1 or spec.gpus % spec.host_gpus:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -44,7 +45,8 @@ Span = tuple[float, float]  # a time in seconds, and the upper end of its interv
 class HardwareBottleneck:
     """The resource that limits a variant, with the evidence."""
 
-    # idle, imbalance, KV memory, limits, host, network, pipeline, memory bandwidth, compute, kernels or unknown
+    # idle, imbalance, prefill replicas, KV memory, limits, host, network, pipeline, memory bandwidth, compute, kernels
+    # or unknown
     resource: str
     description: str
     warning: str = ""  # on requests that were not served; precedes everything else
@@ -70,6 +72,7 @@ def bottleneck_of(result: Result) -> HardwareBottleneck:
         preempts_only_for_memory=result.deployment.scheduler.preemption == "never",
         queued_for_s=mean_queued_for_s(result.records),
         front_s=_front_s(result.deployment.cost),
+        prefill_ranks=0 if result.deployment.decode is None else result.deployment.parallel.ranks,
     )
 
 
@@ -116,12 +119,14 @@ def what_binds(
     preempts_only_for_memory: bool = True,
     queued_for_s: float = math.nan,
     front_s: Span = (0.0, 0.0),
+    prefill_ranks: int = 0,
 ) -> HardwareBottleneck:
     """Return the resource that limits a deployment's speed, and whether the deployment keeps up with its load.
 
     The first cause that applies is returned:
 
     - Most requests were rejected.
+    - Requests wait for prefill replicas that are always busy (the first ``prefill_ranks``, with separate sides).
     - The GPUs are idle, or only some are, while requests wait for the others.
     - The KV cache is full.
     - Requests wait although batches could grow, because admission reserves KV memory (with ``reserves``).
@@ -149,8 +154,17 @@ def what_binds(
     resource, reason = _overhead(
         h, summary, preempts_only_for_memory=preempts_only_for_memory, reserves=has_room
     ) or _roof(h, _batch_advice(h, max_batch_seqs, can_take_more=not (warning or at_capacity), is_queueing=is_queueing))
-    busiest = max((share.value for share in h.replica_busy_share), default=busy)
-    if busy < 1 - IDLE_SHARE and busiest > AT_LIMIT_SHARE and is_queueing:
+    shares = [share.value for share in h.replica_busy_share]
+    busiest, sides = max(shares, default=busy), ""
+    if 0 < prefill_ranks < len(shares):
+        prefill, decode = fmean(shares[:prefill_ranks]), fmean(shares[prefill_ranks:])
+        sides = f" Steps run {percent(prefill)} of the time on prefill replicas, {percent(decode)} on decode replicas."
+    if sides and is_queueing and prefill > AT_LIMIT_SHARE and resource != "KV memory":
+        resource = "prefill replicas"
+        reason = (
+            f"requests wait for prefill replicas, and more of them would shorten the queue; of both sides, {reason}"
+        )
+    elif busy < 1 - IDLE_SHARE and busiest > AT_LIMIT_SHARE and is_queueing:
         resource = "imbalance"
         reason = (
             f"the busiest replica runs steps {percent(busiest)} of the time, the mean of all is {percent(busy)}; a "
@@ -169,7 +183,7 @@ def what_binds(
         can_keep_up=open_loop and not (warning or at_capacity),
         is_short=is_short,
     )
-    return HardwareBottleneck(resource, f"{reason[0].upper()}{reason[1:]}.{queue}", warning)
+    return HardwareBottleneck(resource, f"{reason[0].upper()}{reason[1:]}.{queue}{sides}", warning)
 
 
 def _overhead(

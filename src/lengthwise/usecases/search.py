@@ -104,14 +104,15 @@ class VariantSearch:
 
     def _mixtures(self, pure: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the mixtures of two kinds of the ``pure`` configurations. Raises InputError without prices."""
-        kinds = {}
+        kinds, reasons = {}, []
         for settings in pure:
             own = {key: v for key, v in settings.items() if key != search.REPLICAS and not key.startswith(_DECODE)}
             try:
                 one = self.bench.build(own)
             except (UnknownNameError, PolicyError):
                 raise
-            except InputError:  # the pure configuration gives the reason
+            except InputError as error:
+                reasons.append(f" ({error})")
                 continue
             if one.decode is not None:
                 continue
@@ -124,8 +125,8 @@ class VariantSearch:
             kinds[search.settings_key(own)] = search.Kind(own, one.gpus, one.price_per_hour_usd)
         if len({kind.settings["deployment.gpu"] for kind in kinds.values()}) < 2:
             raise InputError(
-                "mixtures are of two GPU types, and the search has fewer that fit; give the axis gpu several values, "
-                'such as gpu = ["H100", "L40S"], or set mixtures = false'
+                f"mixtures are of two GPU types, and the search has fewer that fit{reasons[0] if reasons else ''}; "
+                'give the axis gpu several values that do, such as gpu = ["H100", "L40S"], or set mixtures = false'
             )
         every = search.mixtures(list(kinds.values()), _is_of_group, self.bench.question)
         found = list(itertools.islice(every, search.MAX_CANDIDATES + 1))
@@ -511,12 +512,9 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
         open_loop=not requested.is_offline,
         at_capacity=choice.capacity_rps.value <= choice.at.rate_rps * (1 + bench.question.precision),
         queued_for_s=report.mean_queued_for_s(records),
+        prefill_ranks=0 if deployed.decode is None else deployed.parallel.ranks,
     )
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
-    if deployed.decode is not None and summary.hardware is not None:
-        busy = [share.value for share in summary.hardware.replica_busy_share]
-        prefill, decode = (np.mean(of) for of in np.split(np.array(busy), [deployed.parallel.ranks]))
-        beyond.insert(0, f" Steps run {prefill:.0%} of the time on prefill replicas, {decode:.0%} on decode replicas.")
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"
 
 
