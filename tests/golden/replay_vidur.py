@@ -86,7 +86,7 @@ def deployment_of(case: dict[str, Any], folder: Path) -> Deployment:
     # Vidur runs with less memory than one longest sequence; such a sequence just must not come.
     blocks, block_size = int(case["summary"]["kv_blocks_per_replica"]), sched["block_size"]
     name = sched["name"]
-    gpu = catalog.gpu(rep["device"])
+    gpu = catalog.gpu("A100-80GB" if rep["device"] == "a100" else rep["device"])
     scheduler: Scheduler = replace(
         policy.scheduler(SCHEDULERS[name]), router=ROUTERS[cluster["global_scheduler_config"]["name"]]
     )
