@@ -195,7 +195,7 @@ def test_neither_short_runs_nor_loads_at_the_capacity_show_room(summary) -> None
     for binding in (what_binds(short), what_binds(having(short, **idle))):
         assert "The run takes 3 mean JCTs: too short to show a steady load." in binding.description
         assert "keeps up" not in binding.description
-    for binding in (what_binds(having(summary, mbu=0.6, **one), at_capacity=True) for one in ({}, idle)):
+    for binding in (what_binds(having(summary, mbu=0.6, **one), load="capacity") for one in ({}, idle)):
         assert not any(rosy in binding.description for rosy in ("keeps up", "room", "more load"))
     assert "room" not in what_binds(having(short, **idle)).description
 

@@ -68,7 +68,7 @@ def bottleneck_of(result: Result) -> HardwareBottleneck:
         result.summary,
         max_batch_seqs=max(one.limits.max_num_seqs / one.parallel.pp for one in result.deployment.replica_groups),
         reserves=result.deployment.scheduler.reserves_ahead,
-        open_loop=is_open_loop(result) and result.summary.is_steady,
+        load="open" if is_open_loop(result) and result.summary.is_steady else "closed",
         preempts_only_for_memory=result.deployment.scheduler.preemption == "never",
         queued_for_s=mean_queued_for_s(result.records),
         front_s=_front_s(result.deployment.cost),
@@ -114,8 +114,7 @@ def what_binds(
     *,
     max_batch_seqs: float = math.inf,
     reserves: bool = False,
-    open_loop: bool = True,
-    at_capacity: bool = False,
+    load: str = "open",
     preempts_only_for_memory: bool = True,
     queued_for_s: float = math.nan,
     front_s: Span = (0.0, 0.0),
@@ -133,8 +132,8 @@ def what_binds(
     - Host, network or pipeline bubbles take the time.
     - Memory bandwidth or compute, whichever is nearer its peak, or the kernels if both are far from their peaks.
 
-    Without ``open_loop`` a deployment cannot fall behind its load, and ``at_capacity`` it has no room for more. Without
-    ``preempts_only_for_memory`` preemptions do not count.
+    Unless its ``load`` is "open", a deployment cannot fall behind it; at "capacity" it has no room for more, as it may
+    have in a "closed" loop. Without ``preempts_only_for_memory`` preemptions do not count.
     """
     h, counts, warning = summary.hardware, summary.counts, unserved(summary.counts)
     wait_s = max(summary.queueing_delay_s.mean.value - front_s[0], 0.0)
@@ -153,7 +152,9 @@ def what_binds(
     has_room = reserves and is_queueing and h.batch_seqs.value < AT_LIMIT_SHARE * max_batch_seqs
     resource, reason = _overhead(
         h, summary, preempts_only_for_memory=preempts_only_for_memory, reserves=has_room
-    ) or _roof(h, _batch_advice(h, max_batch_seqs, can_take_more=not (warning or at_capacity), is_queueing=is_queueing))
+    ) or _roof(
+        h, _batch_advice(h, max_batch_seqs, can_take_more=not (warning or load == "capacity"), is_queueing=is_queueing)
+    )
     shares = [share.value for share in h.replica_busy_share]
     busiest, sides = max(shares, default=busy), ""
     if 0 < prefill_ranks < len(shares):
@@ -173,15 +174,14 @@ def what_binds(
         )
     elif busy < 1 - IDLE_SHARE:
         resource = "idle"
-        room = "" if warning or is_short or at_capacity or not summary.is_steady else ", so there is room for more load"
+        room = (
+            ""
+            if warning or is_short or load == "capacity" or not summary.is_steady
+            else ", so there is room for more load"
+        )
         reason = f"no step runs {percent(1 - busy)} of the time{room}; while busy, {reason}"
     queue = _queue(
-        summary,
-        wait_s,
-        queued_for_s,
-        front_s,
-        can_keep_up=open_loop and not (warning or at_capacity),
-        is_short=is_short,
+        summary, wait_s, queued_for_s, front_s, can_keep_up=load == "open" and not warning, is_short=is_short
     )
     return HardwareBottleneck(resource, f"{reason[0].upper()}{reason[1:]}.{queue}{sides}", warning)
 

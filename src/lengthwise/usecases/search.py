@@ -503,14 +503,14 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
     max_log_steps = EXPLAINED_STEPS if deployed.cost.evidence.reach != Reach() else 0
     records = engine.simulate(requests, deployed, max_log_steps=max_log_steps)
     summary, side = metrics.summarize(records, deployed), deployed.decode or deployed
+    is_full = choice.capacity_rps.value <= choice.at.rate_rps * (1 + bench.question.precision)
     binds = report.what_binds(
         summary,
         max_batch_seqs=max(one.limits.max_num_seqs / one.parallel.pp for one in side.replica_groups)
         if isinstance(side, Deployment)
         else side.limits.max_num_seqs / side.parallel.pp,
         reserves=deployed.scheduler.reserves_ahead,
-        open_loop=not requested.is_offline,
-        at_capacity=choice.capacity_rps.value <= choice.at.rate_rps * (1 + bench.question.precision),
+        load="capacity" if is_full else "closed" if requested.is_offline else "open",
         queued_for_s=report.mean_queued_for_s(records),
         prefill_ranks=0 if deployed.decode is None else deployed.parallel.ranks,
     )
