@@ -120,6 +120,7 @@ def app(
         route("/api/openapi.json", site.api_description),
         *(route(f"/api/{tool.__name__}", partial(site.tool, tool=tool), "POST") for tool in tools),
         Route("/healthz", _healthy),
+        Route("/favicon.ico", _icon),
     ]
     # A page of another site could resolve its name to this address (DNS rebinding).
     hosts = [*LOOPBACK, "[::1]"] if host in LOOPBACK else ["*"]
@@ -168,6 +169,12 @@ class _RefusedError(Exception):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+async def _icon(_request: Request) -> Response:
+    from starlette.responses import Response
+
+    return Response(status_code=204, headers=HEADERS)
 
 
 async def _healthy(_request: Request) -> Response:
