@@ -385,13 +385,13 @@ def disaggregated(point: Point, curves: Curves, host: HostOverhead) -> tuple[flo
     """Return (mean TTFT, mean TPOT) in seconds of a closed loop through equal shares of both sides and of clients."""
     count, *cut = point.prefill
     side = replace(point, max_num_seqs=PREFILLING, **dict(zip(("tp", "dp", "moe_tp", "ep"), cut, strict=True)))
-    both, clients = ((side, count), (point, point.workers)), point.concurrency
+    both, clients = ((side, count, 1), (point, point.workers, min(4, point.dp))), point.concurrency
     shares = max(n for n in range(1, clients // SHARE + 2) if n == 1 or all(parts(*one, n) for one in both))
     own = math.ceil(clients / shares)
     router = "least_outstanding" if side.dp > 1 or point.dp > 1 else "round_robin"  # Dynamo takes turns
     sides = []
-    for one, all_workers in both:
-        workers, ranks = parts(one, all_workers, shares)
+    for one, all_workers, fewest in both:
+        workers, ranks = parts(one, all_workers, fewest, shares)
         fair = math.ceil(own / (workers * ranks))
         alone = deployed(replace(one, concurrency=2 * fair * one.dp), curves, host)
         alone = replace(alone, scheduler=replace(alone.scheduler, router=router))
@@ -407,10 +407,9 @@ def disaggregated(point: Point, curves: Curves, host: HostOverhead) -> tuple[flo
     return float(weight @ (first_s - requests.arrival_s)), float(weight @ ((requests.finished_s - first_s) / later))
 
 
-def parts(one: Point, workers: int, shares: int) -> tuple[int, ...]:
-    """Return (workers, ranks of each) of one of equal shares of a side, () if it has none with 4 decode ranks."""
+def parts(one: Point, workers: int, fewest: int, shares: int) -> tuple[int, ...]:
+    """Return (workers, ranks of each) of one of equal shares of a side, () if it has none with ``fewest`` ranks."""
     ranks, rest = divmod(one.dp, shares // (of_workers := math.gcd(workers, shares)))
-    fewest = 1 if one.max_num_seqs == PREFILLING else min(4, one.dp)
     return () if rest or ranks < fewest else (workers // of_workers, ranks)
 
 
@@ -418,7 +417,8 @@ def of_ranks(tables: CostTables, dp: int, ranks: int) -> CostTables:
     """Return the tables of ``ranks`` of ``dp`` ranks in lock-step, the others of which have as many tokens."""
     if tables.shared_s is None:
         return tables
-    if (shared_s := tables.shared_s[:: dp // ranks]) is not None and ranks > 1:
+    shared_s = tables.shared_s[:: dp // ranks]
+    if ranks > 1:
         return replace(tables, shared_s=shared_s)
     return replace(tables, layer_s=tables.layer_s + shared_s[: len(tables.layer_s)], shared_s=None)
 
