@@ -56,6 +56,17 @@ def test_links_and_seconds_of_a_kv_transfer():
     assert node.decode.kv_transfer.sharing == "fcfs"
 
 
+@pytest.mark.parametrize(
+    ("model", "pp", "layers"), [("llama-3.1-8b", 1, 32), ("llama-3.1-8b", 2, 16), ("qwen3.5-397b-a17b", 1, 15)]
+)
+def test_a_transfer_layer_by_layer_has_the_layers_that_a_gpu_caches(model, pp, layers):
+    sides = [f"deployment.model={model}", f"deployment.pp={pp}", "deployment.replicas=1"]
+    sides += ["deployment.decode.tp=8", "deployment.weight_dtype=fp8", *(["deployment.tp=8"] if pp == 1 else [])]
+    (one,) = build(config.loads(TEXT % "layerwise = true", overrides=sides))
+    transfer = one.deployment.decode.kv_transfer
+    assert transfer.layers == layers
+
+
 def test_conditional_disaggregation_from_a_file(capsys):
     text = 'link_sharing = "fair", max_local_prefill_length = 512, max_prefill_queue_size = 8, '
     text += 'kv_transfer_timeout = "2s", kv_load_failure_policy = "recompute", layerwise = true'

@@ -531,10 +531,10 @@ class KVTransfer:
     and receives one at a time, in the order in which they were admitted. With "fair" they share the bandwidth of the
     sender and that of the receiver, max-min fair, and ``fixed_s`` follows. With "none" each has the complete bandwidth.
 
-    With ``layers`` above 0, those of the model, a transfer begins with the step that completes the prompt, and each
-    layer's part of the cache is sent when the step has computed it: the transfer ends at the earliest ``fixed_s`` and
-    the time of one layer's part after the step. The decode replica has the memory from the step's start on; where it
-    has none then, or other requests wait for it, the transfer begins after the prefill.
+    With ``layers`` above 0, those of a stage that cache keys and values, a transfer begins with the step that completes
+    the prompt, and each layer's part of the cache is sent when the step has computed it: the transfer ends at the
+    earliest ``fixed_s`` and the time of one layer's part after the step. The decode replica has the memory from the
+    step's start on; where it has none then, or other requests wait for it, the transfer begins after the prefill.
 
     A prefill replica frees the blocks of a request whose transfer has not started ``timeout_s`` after the prefill. The
     request then fails, or its decode replica recomputes it.

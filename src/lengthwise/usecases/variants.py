@@ -285,13 +285,15 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
         transfer = engine.kv_transfer_over(None, prefill, decode)
     else:
         transfer = engine.kv_transfer_between(prefill, decode, prefill.gpus + decode.gpus)
+    model = prefill.model  # the parts of a transfer are the caching layers of the largest stage
+    layers = round(max(catalog.stage_layers(model, prefill.parallel.pp)) * model.caching_layers / model.layers)
     transfer = replace(
         transfer,
         fixed_s=transfer.fixed_s + section.kv_transfer,
         sharing=section.link_sharing,
         timeout_s=section.kv_transfer_timeout,
         kv_load_failure_policy=section.kv_load_failure_policy,
-        layers=prefill.model.layers if section.layerwise else 0,
+        layers=layers if section.layerwise else 0,
     )
     deployed = engine.disaggregate(prefill, decode, transfer)
     assert deployed.decode is not None
