@@ -210,8 +210,8 @@ def compile_lock(*, wait: bool) -> Iterator[bool]:
 def compile_detached(program: str) -> bool:
     """Run a Python program that fills the cache, at the lowest priority, in a process that outlives this one.
 
-    It ends after ``DETACHED_LIMIT_S`` at the latest, and is not started while another process compiles or if the cache
-    cannot be written. Return False where the caller must compile: with LENGTHWISE_COMPILE=wait, in CI, on Windows.
+    It ends after ``DETACHED_LIMIT_S`` at the latest, and is not started while another process compiles. Return False
+    where the caller must compile: with LENGTHWISE_COMPILE=wait, in CI, on Windows, or if the cache cannot be written.
     """
     waits = os.environ.get("LENGTHWISE_COMPILE") == "wait" or os.environ.get("CI")
     if waits or os.name != "posix" or not sys.executable:
@@ -219,11 +219,12 @@ def compile_detached(program: str) -> bool:
     import subprocess
 
     with compile_lock(wait=False) as is_free:
-        starts = is_free and os.access(cache_folder(), os.W_OK)
-    if starts:
+        if is_free and not os.access(cache_folder(), os.W_OK):
+            return False
+    if is_free:
         code, none = _DETACHED.format(limit_s=DETACHED_LIMIT_S, program=program), subprocess.DEVNULL
         process = subprocess.Popen(  # noqa: S603 - this interpreter
-            [sys.executable, "-c", code], start_new_session=True, stdin=none, stdout=none, stderr=none
+            [sys.executable, "-P", "-c", code], start_new_session=True, stdin=none, stdout=none, stderr=none
         )
         threading.Thread(target=process.wait, daemon=True).start()  # or it would stay a zombie in a long-lived server
     return True

@@ -88,6 +88,19 @@ def test_an_uploaded_application_that_names_a_file_is_refused(old, new, message)
         applications.run(FOLDER, FIELDS | {"app": applications.OWN, "app_file": app_file, "rows_file": rows}, task)
 
 
+@pytest.mark.parametrize("table", ['[models."own"]\nlengths = 20', '[models.answer]\nmodel = "own"\nlengths = 20'])
+def test_an_uploaded_application_names_no_folder_of_a_model(table, tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    task = job()
+    rows = task.session.store("rows.jsonl", b'{"question": "why?"}\n')
+    text = OWN[: OWN.index("[models")].replace('"llama-3.1-8b"', '"own"' if '"own"]' in table else '"answer"')
+    app_file = task.session.store("mine.toml", (text + table).encode())
+    with pytest.raises(InputError, match="may name no file"):
+        applications.run(FOLDER, FIELDS | {"app": applications.OWN, "app_file": app_file, "rows_file": rows}, task)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lengthwise.schema.errors import PolicyError, ScenarioError
+from lengthwise.schema.errors import InputError, PolicyError, ScenarioError
 
 Table = dict[str, Any]
 
@@ -187,14 +187,43 @@ def _excluded_keys(section: str, base: Table, over: Table) -> set[str]:
     return excluded
 
 
+_readable: set[Path] | None = None
+
+
+def allow_only(folder: Path) -> None:
+    """Let settings name only files in this folder from now on, and those of ``also_allow``, and no Python objects.
+
+    A server calls this before it reads settings that others send. There is no way back for the process.
+    """
+    global _readable  # noqa: PLW0603 - of the process: threads that build scenarios later must not escape it
+    _readable = {folder.resolve()}
+
+
+def also_allow(folder: Path) -> None:
+    """Add a folder to those of ``allow_only``. Without such a call any file may be named, and this changes nothing."""
+    if _readable is not None:
+        _readable.add(folder.resolve())
+
+
 def resolved(text: str, folder: Path) -> Path:
-    """Return a path relative to ``folder``, or to the working folder if the path exists only there."""
+    """Return a path relative to ``folder``, or to the working folder if the path exists only there.
+
+    Raises InputError for an existing file that ``allow_only`` excludes.
+    """
     path = Path(text).expanduser()
-    return path if path.exists() and not (folder / path).exists() else folder / path
+    found = path if path.exists() and not (folder / path).exists() else folder / path
+    if _readable is not None and found.exists() and not any(map(found.resolve().is_relative_to, [*_readable])):
+        raise InputError(f"this server reads only uploaded files; {text!r} is another one")
+    return found
 
 
 def python_object(text: str, folder: Path) -> Any:
-    """Import the object "file.py:name" or "package.module:name". Raises PolicyError if it cannot be imported."""
+    """Import the object "file.py:name" or "package.module:name".
+
+    Raises PolicyError if it cannot be imported, and InputError after ``allow_only``.
+    """
+    if _readable is not None:
+        raise InputError(f"this server runs no Python objects; {text!r} is one")
     place, _, name = text.rpartition(":")
     if place.endswith(".py"):
         module = _module_of_file(resolved(place, folder).resolve())

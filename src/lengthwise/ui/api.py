@@ -24,7 +24,11 @@ def call(tool: Tool, values: dict[str, Any]) -> dict[str, Any]:
     """
     from pydantic import ValidationError, validate_call
 
-    for text in _texts(values):
+    try:
+        texts = list(_texts(values))
+    except RecursionError:
+        raise InputError("the arguments are nested too deeply") from None
+    for text in texts:
         if place := _place(text):
             raise InputError(
                 f"the JSON API reads no files and no Python objects; {place!r} is one. Use lengthwise mcp, or a command"

@@ -97,7 +97,7 @@ def _examples(folder: Path) -> list[str]:
 class _Planned:
     plan: AppPlan
     details: Any
-    files: dict[str, Path]  # by the name in the archive: the application and its inputs
+    files: dict[str, bytes]  # by the name in the archive: the application and its inputs
 
 
 def run(examples: Path, values: Values, task: Task) -> Outcome:
@@ -156,7 +156,7 @@ def _planned(
         "command": _command(fields, shown_path),
         "scenario": next(iter(files.values())).read_text("utf-8"),
     }
-    return Outcome(answer, _Planned(plan, details, files))
+    return Outcome(answer, _Planned(plan, details, {name: path.read_bytes() for name, path in files.items()}))
 
 
 def graph(tasks: Tasks) -> dict[str, Any]:
@@ -206,15 +206,22 @@ def uploaded(session: Session, fields: Values) -> tuple[Path, list[str]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path.name}: {error}") from None
     rows = session.file(fields["rows_file"]) if fields["rows_file"] else None
-    for keys, value in _texts(table):
+    for keys, value in (*_texts(table), *_models(table)):
         key = keys[-1]
         if keys[0] in ("calls", "name", "description") or (rows is not None and keys == ("inputs", "file")):
             continue  # prompts; and the rows, which the uploaded ones replace
         is_path = value.startswith(("/", "~", ".", "\\")) or ".." in value or value.lower().endswith(_FILES)
+        is_path = is_path or (keys[0] == "models" and Path(value).exists())
         if is_path or key in ("file", "openai_batch", "store") or (key == "cost" and ":" in value):
             remedy = "; choose the file with its rows" if keys == ("inputs", "file") else ""
             raise InputError(f"an uploaded application may name no file, but {'.'.join(keys)} = {value!r} does{remedy}")
     return path, [] if rows is None else [f"inputs.file={json.dumps(str(rows))}"]
+
+
+def _models(table: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the names of models, which stand for ``model`` where it is missing."""
+    models = table.get("models")
+    yield from ((("models", name, "model"), name) for name in (models if isinstance(models, Mapping) else ()))
 
 
 def _texts(table: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -305,8 +312,8 @@ def _archive(outcome: Outcome, _: Values) -> Download:
     """Return the application file with its inputs beside it."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, path in outcome.source.files.items():
-            archive.write(path, name)
+        for name, content in outcome.source.files.items():
+            archive.writestr(name, content)
     return Download("application.zip", "application/zip", made.getvalue())
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lengthwise.config.files import also_allow
 from lengthwise.schema.errors import InputError
 from lengthwise.search.workers import available_cpus
 
@@ -90,6 +91,7 @@ class Session:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="lengthwise-ui-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            also_allow(self._folder)
         identity = secrets.token_urlsafe(12)
         place = self._folder / identity
         place.mkdir()
@@ -120,6 +122,7 @@ class Pool:
         """Start ``threads`` daemon threads (None: one more than CPUs, at least three)."""
         self._count = threads or max(3, available_cpus() + 1)
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._without_page = Session()
         self._changed = threading.Condition()
         self._waiting: list[Task] = []
         self._running: list[Task] = []
@@ -128,14 +131,15 @@ class Pool:
             threading.Thread(target=self._work, daemon=True).start()
 
     def session(self, key: str | None, *, is_page: bool = True) -> Session:
-        """Return the session with this key, or a new one, which only a page stores: a call of the API needs no other.
+        """Return the session with this key, or a new one for a page. Calls without a page share one, and its turns.
 
         Beyond MAX_SESSIONS the one unused for longest ends.
         """
         with self._changed:
-            found = self._sessions.get(key or "") or Session()
-            if found.key not in self._sessions and not is_page:
-                return found
+            known = self._sessions.get(key or "")
+            if known is None and not is_page:
+                return self._without_page
+            found = known or Session()
             self._sessions[found.key] = found
             self._sessions.move_to_end(found.key)
             while len(self._sessions) > MAX_SESSIONS:

@@ -100,7 +100,13 @@ def limits(given: list[str] | None) -> list[Override]:
 
 
 def assignments(settings: Mapping[str, Any] | None) -> list[str]:
-    """Return settings by key as for ``--set``; a text is a value of TOML or a bare word, as there."""
+    """Return settings by key as for ``--set``; a text is a value of TOML or a bare word, as there.
+
+    Raises InputError for a key that is no path of keys: ``key=value`` would be read as another setting.
+    """
+    for key in settings or {}:
+        if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
+            raise InputError(f"settings need keys such as deployment.replicas; {key!r} is none")
     return [f"{key}={value if isinstance(value, str) else _toml(value)}" for key, value in (settings or {}).items()]
 
 
