@@ -142,7 +142,7 @@ def capacity(
 def search(
     scenario: Path | str | None = None, settings: Settings = None, *, limits: Settings = None, **short: Any
 ) -> Answer:
-    """Rank deployments, as ``lengthwise search``: ``gpus`` is a list of names instead of ``gpu``.
+    """Rank deployments, as ``lengthwise search``: ``gpus`` has names, instead of ``gpu``.
 
     The frame has a row for each configuration, the best first, with its settings, its objective and, if it is excluded,
     the reason. Plots: "ranking" and the Pareto front of cost and each limited latency, by the name of the metric.
@@ -152,14 +152,14 @@ def search(
     from lengthwise.usecases import search as usecase
 
     if "gpus" in short:
-        short["gpus"] = ",".join(short["gpus"])
+        short["gpus"] = short["gpus"] if isinstance(short["gpus"], str) else ",".join(short["gpus"])
     made = _scenario(scenario, settings, {"rate": None} | short, limits)
     with searching.threads(None) as workers:
         study = usecase.plan(made, workers)
     rows = [
         {
             "question": plan.name,
-            "rank": i + 1 if choice.objective.value == choice.objective.value else None,
+            "rank": None if math.isnan(choice.objective.value) else i + 1,
             "tied": i < plan.tied,
             "configuration": choice.name,
             **{key: str(value) for key, value in choice.settings.items()},

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import shlex
 import time
+from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,9 +15,10 @@ import pytest
 
 from lengthwise.cli import main
 from lengthwise.config import loads
+from lengthwise.config.files import examples_folder
 from lengthwise.schema.errors import InputError
-from lengthwise.ui import plan, server
-from lengthwise.ui.page import Page
+from lengthwise.ui import applications, gateway, plan, server, studies
+from lengthwise.ui.page import Page, html
 from lengthwise.ui.work import FIRST, Pool, Task
 
 
@@ -197,6 +200,13 @@ def test_a_browser_sees_its_own_jobs_and_files_alone(planner):
     assert "columns" in send(planner, "/answers/plan/columns", body, cookie=own)[2]
     assert "no such file" in send(planner, "/answers/plan/columns", body, cookie=other)[2]
     assert send(planner, "/files", b"x", cookie=own)[0] == 415
+
+
+@pytest.mark.parametrize("page", [*server.PAGES, applications.page(examples_folder()), gateway.page(), studies.PAGE])
+def test_no_name_is_declared_twice_in_the_script_of_a_page(page):
+    text, _ = html(page, server.PAGES)
+    names = Counter(re.findall(r"(?m)^(?:async )?(?:function|const|let) (\w+)", text))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_an_unexpected_error_is_json_with_its_name_and_its_traceback_is_in_the_terminal(capfd):

@@ -1,3 +1,5 @@
+from .experiment import MIN_GAIN as MIN_GAIN
+from .experiment import MIN_WAITING_SHARE as MIN_WAITING_SHARE
 from .experiment import Bench as Bench
 from .experiment import Contestant as Contestant
 from .experiment import Question as Question

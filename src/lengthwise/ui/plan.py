@@ -371,7 +371,7 @@ def trace(values: Values, task: Task) -> dict[str, Any]:
                     f"column {names['arrival']!r} must have numbers of {unit}; row {number} has {arrival!r}"
                 ) from None
         found.append((arrival, prompt, output))
-    found.sort(key=lambda one: one[0])
+    found.sort(key=lambda one: str(one[0]) if unit == "dates" else one[0])
     out.writerows(found)
     identity = task.session.store(f"{path.stem}-converted.csv", made.getvalue().encode())
     return _described(task.session.file(identity), identity, []) | {"text": made.getvalue()}
@@ -393,15 +393,19 @@ def _described(path: Path, identity: str, columns: list[str]) -> dict[str, Any]:
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a CSV file or of JSON lines. Raises InputError for others."""
+    for number, row in enumerate(_lines(path), 1):
+        if not isinstance(row, dict) or None in row:
+            raise InputError(f"row {number} of {path.name} must have names, and no more cells than the header")
+        yield row
+
+
+def _lines(path: Path) -> Iterator[Any]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            if file.read(1) == "{":
-                file.seek(0)
-                yield from (json.loads(line) for line in file if line.strip())
-                return
+            is_json = file.read(1) == "{"
             file.seek(0)
-            yield from csv.DictReader(file)
-    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+            yield from (json.loads(line) for line in file if line.strip()) if is_json else csv.DictReader(file)
+    except (UnicodeDecodeError, csv.Error, ValueError, RecursionError) as error:
         raise InputError(f"{path.name} must be CSV with a header, or JSONL: {error}") from None
 
 

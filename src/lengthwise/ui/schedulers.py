@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lengthwise import catalog, workload
 from lengthwise.config.scenario import loads
-from lengthwise.lab import ratio
+from lengthwise.lab import MIN_GAIN, MIN_WAITING_SHARE, ratio
 from lengthwise.report.formatting import MINUS, PLUS_MINUS
 from lengthwise.report.summary_table import rows
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.records import RequestRecords
 from lengthwise.ui.page import (
     Outcome,
     Page,
@@ -58,7 +60,7 @@ DEFAULTS: dict[str, Any] = {
 }
 CARDS = ("jct_s.mean", "jct_s.p50", "jct_s.p99", "ttft_s.p50", "ttft_s.p90", "queueing_delay_s.mean", "rates.requests")
 MINUTE_S, MAX_SHOWN = 60.0, 2000  # of the animation; requests of each scheduler in it
-LEVEL, MIN_GAIN_PERCENT, MIN_WAITING_SHARE = 0.95, 1.0, 0.05  # as in the lab
+LEVEL = 0.95
 
 
 def choices() -> dict[str, Any]:
@@ -107,9 +109,7 @@ def run(values: Values, task: Task) -> Outcome:
     outcomes = simulate.run(scenario, jobs=1, progress=lambda done, of: task.report("simulations", done, of))
     table = {row.metric.key: row for row in rows([simulate.result_of(one) for one in outcomes])}
     arrival_s = outcomes[0].records.requests.arrival_s
-    last_s = float(np.nanmax(arrival_s))
-    start_s = float(max(0.0, min(last_s / 3, last_s - MINUTE_S)))
-    shown = np.flatnonzero((arrival_s > start_s - MINUTE_S) & (arrival_s < start_s + MINUTE_S))[:MAX_SHOWN]
+    start_s, minute_s, shown = _minute([one.records.requests for one in outcomes])
     requests = outcomes[0].records.requests
     answer = {
         "schedulers": [
@@ -136,11 +136,29 @@ def run(values: Values, task: Task) -> Outcome:
         "arrival_s": _seconds(arrival_s[shown] - start_s),
         "output_tokens": requests.output_tokens[shown].tolist(),
         "slots": fields["max_num_seqs"],
-        "minute_s": min(MINUTE_S, last_s),
+        "minute_s": minute_s,
         "command": "lengthwise simulate scenario.toml",
         "scenario": text,
     }
     return Outcome(answer)
+
+
+def _minute(runs: Sequence[RequestRecords]) -> tuple[float, float, npt.NDArray[np.int64]]:
+    """Return start, seconds and requests of the minute to play: all that are in the system in one of the runs.
+
+    The minute is shorter, or begins with the run, if they are more than MAX_SHOWN.
+    """
+    arrival_s = runs[0].arrival_s
+    last_s = float(np.nanmax(arrival_s))
+    finished_s = np.max([np.where(np.isfinite(one.finished_s), one.finished_s, np.inf) for one in runs], axis=0)
+    for start_s in (float(max(0.0, min(last_s / 3, last_s - MINUTE_S))), 0.0):
+        shown = np.flatnonzero((finished_s > start_s) & (arrival_s < start_s + MINUTE_S))
+        end_s = min(start_s + MINUTE_S, last_s)
+        if len(shown) > MAX_SHOWN:
+            end_s = min(end_s, float(np.sort(arrival_s[shown])[MAX_SHOWN]))
+        if end_s > start_s:
+            break
+    return start_s, end_s - start_s, shown[arrival_s[shown] <= end_s][:MAX_SHOWN]
 
 
 def verdict(outcomes: Sequence[VariantOutcome]) -> str:
@@ -158,8 +176,8 @@ def verdict(outcomes: Sequence[VariantOutcome]) -> str:
     ] = []  # the gain in the mean, the loss in the 99th percentile, and both as text
     for one in others:
         mean, p99 = (_change(first, one, key, level) for key in ("mean", "p99"))
-        gain, half, loss = mean["percent"], mean["half_width"] or 0.0, p99["percent"]
-        if gain is not None and loss is not None and gain <= -MIN_GAIN_PERCENT and gain + half < 0:
+        gain, half, loss = mean["percent"], mean["half_width"], p99["percent"]
+        if None not in (gain, half, loss) and gain <= -100 * MIN_GAIN and gain + half < 0:
             text = f"changes the mean JCT of {name} by {mean['text']} and its 99th percentile by {p99['text']}"
             faster.append((-gain, loss, f"{one.variant.name} {text}"))
     if accepted := [one for one in faster if one[1] <= one[0]]:

@@ -119,7 +119,7 @@ def _settings(fields: Values) -> list[str]:
     if fields["tp"] != DEFAULTS["tp"]:
         settings.append(f"search.space.tp=[{', '.join(fields['tp'])}]")
     if fields["max_usd_per_hour"]:
-        settings.append(f"search.max_usd_per_hour={fields['max_usd_per_hour']:g}")
+        settings.append(f"search.max_usd_per_hour={fields['max_usd_per_hour']:.15g}")
     for name, key in (("num_requests", "workload.num_requests"), ("seeds", "search.seeds")):
         if fields[name] != DEFAULTS[name]:
             settings.append(f"{key}={fields[name]:g}")

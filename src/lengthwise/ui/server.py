@@ -47,7 +47,7 @@ def serve(
 
     from lengthwise import engine
 
-    engine.compile_in_background()  # until it is done, the reference answers
+    engine.compile_in_background()  # until it is done, the reference answers small runs, and others wait
     application = app(token, host, tools, pages)
     import uvicorn
 
@@ -103,7 +103,7 @@ def app(
         *(route("/" if at == 0 else f"/{page.name}", partial(site.page, page=page)) for at, page in enumerate(pages)),
         *(route(f"/choices/{page.name}", partial(site.choices, page=page)) for page in pages),
         *(
-            route(f"/answers/{page.name}/{name}", partial(site.answer, function=function), "POST")
+            route(f"/answers/{page.name}/{name}", partial(site.answer, name=name, function=function), "POST")
             for page in pages
             for name, function in page.answers.items()
         ),
@@ -214,7 +214,7 @@ class _Site:
         return self.pool.session(request.cookies.get(_cookie(request, "session")), is_page=is_page)
 
     def _task(self, request: Request, kind: int, function: Callable[[Task], Any], tab: str = "") -> Task:
-        tab = tab or request.headers.get("x-tab", "")[:64]
+        tab = tab or request.headers.get("x-tab", "")[:64] or secrets.token_hex(8)
         return self.pool.add(Task(self._session(request), tab, kind, function))
 
     async def page(self, request: Request, *, page: Page) -> Response:
@@ -231,12 +231,12 @@ class _Site:
 
         return JSONResponse(page.choices(), headers=HEADERS)
 
-    async def answer(self, request: Request, *, function: Callable[..., dict[str, Any]]) -> Response:
-        values = await _values(request)
+    async def answer(self, request: Request, *, name: str, function: Callable[..., dict[str, Any]]) -> Response:
+        values, tab = await _values(request), request.headers.get("x-tab", "")[:64]
         kind = COMPLETE if values.get("complete") is True else FIRST
-        return await _answered(
-            request, self.pool, self._task(request, kind, lambda task: _json(function(values, task)))
-        )
+        own = f"{tab} {name}" if tab else ""  # it replaces no answers of other kinds
+        task = self._task(request, kind, lambda task: _json(function(values, task)), own)
+        return await _answered(request, self.pool, task)
 
     async def start(self, request: Request, *, page: Page, function: Callable[..., Outcome]) -> Response:
         from starlette.responses import JSONResponse
@@ -317,9 +317,7 @@ class _Site:
             return JSONResponse({"error": error.detail}, error.status_code, HEADERS | dict(error.headers or {}))
         main = "<h1>No such page</h1><p id=answer tabindex=-1>The links above lead to the pages of the planner.</p>"
         up = "../" * (request.url.path.count("/") - 1)
-        text, security_policy = framed(
-            "", "No such page", self.pages, f"{main}<div id=answer tabindex=-1></div>", up=up
-        )
+        text, security_policy = framed("", "No such page", self.pages, main, up=up)
         return HTMLResponse(text, 404, headers=HEADERS | {"content-security-policy": security_policy})
 
 

@@ -164,7 +164,7 @@ for (const name of ["report", "plan", "files"]) $(name).addEventListener("click"
     choices = await (await send("choices/applications")).json();
     options($("app"), choices.apps);
     options($("method"), choices.methods);
-    const given = { ...choices.defaults, ...linked() };
+    const given = { ...choices.defaults, ...linked(choices.defaults) };
     fill(form, given);
     if (given.rows === null) ownRows();
     own();

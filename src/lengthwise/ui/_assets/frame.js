@@ -40,8 +40,9 @@ const ask = async (path, fields, signal) => (await post(path, fields, signal)).j
 
 // Runs a job to its end: job("search", "run", fields, (step, done, of) => ..., signal) -> { id, found }.
 async function job(page, name, fields, advance, signal) {
-  const { job: id } = await ask(`jobs/${page}/${name}`, fields, signal);
+  const { job: id } = await ask(`jobs/${page}/${name}`, fields); // without the signal: a job that starts can be cancelled
   const cancel = () => fetch(`jobs/${id}`, { method: "DELETE", keepalive: true });
+  if (signal?.aborted) cancel();
   signal?.addEventListener("abort", cancel);
   addEventListener("pagehide", cancel);
   try {
@@ -202,9 +203,11 @@ const options = (select, names) => select.append(...names.map((one) => element("
 
 // A link to this page restores its fields; without one the tab remembers the last ones of the page.
 const FIELDS = `lengthwise.fields ${location.pathname}`;
-function linked() {
+function linked(defaults = null) {
   try {
-    return JSON.parse(decodeURIComponent(location.hash.slice(1)) || sessionStorage.getItem(FIELDS) || "{}");
+    const given = JSON.parse(decodeURIComponent(location.hash.slice(1)) || sessionStorage.getItem(FIELDS) || "{}");
+    const alike = (a, b) => Array.isArray(a) === Array.isArray(b) && (typeof a === typeof b || a === null || b === null);
+    return defaults ? Object.fromEntries(Object.entries(given).filter(([name, x]) => !(name in defaults) || alike(x, defaults[name]))) : given;
   } catch {
     return {}; // A damaged link shows the defaults.
   }

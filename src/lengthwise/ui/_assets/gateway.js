@@ -116,7 +116,7 @@ async function start() {
   $("none").hidden = choices.gateways.length > 0;
   $("gateways").hidden = $("live").hidden = !choices.gateways.length;
   $("routers").append(...choices.routers.map((one) => element("label", {}, element("input", { type: "checkbox", name: "routers", value: one, "data-list": "" }), one === "all" ? " all that the journal allows" : ` ${one}`)));
-  fill(form, { ...choices.defaults, ...linked() });
+  fill(form, { ...choices.defaults, ...linked(choices.defaults) });
   compared();
   for (const name of ["input", "change"]) form.addEventListener(name, compared);
   form.addEventListener("submit", (event) => {

@@ -105,7 +105,7 @@ async function start() {
   for (const [name, names] of Object.entries(lists)) options(form.elements[name], names);
   $("prompt").value = 3;
   $("output").value = 2.3;
-  show({ ...choices.defaults, ...linked() });
+  show({ ...choices.defaults, ...linked(choices.defaults) });
   attachTrace(changed);
   $("model-upload").addEventListener("change", () => uploaded($("model-upload"), ({ file }) => {
     modelFile = file;

@@ -164,7 +164,7 @@ async function start() {
   const choices = await (await send("choices/schedulers")).json();
   for (const [name, names] of [["model", choices.models], ["gpu", choices.gpus], ["workload", choices.workloads]]) options(form.elements[name], names);
   $("schedulers").append(...Object.entries(choices.schedulers).map(([name, about]) => element("label", { title: about }, element("input", { type: "checkbox", name: "schedulers", value: name, "data-list": "" }), ` ${name}`)));
-  fill(form, { ...choices.defaults, ...linked() });
+  fill(form, { ...choices.defaults, ...linked(choices.defaults) });
   onMove(form, () => {
     label(form);
     moved();

@@ -212,7 +212,7 @@ async function start() {
   options(form.elements.model, choices.models);
   options(form.elements.workload, choices.workloads);
   const check = (name, one, label) => element("label", {}, element("input", { type: "checkbox", name, value: one, "data-list": "" }), ` ${label}`);
-  const given = { ...choices.defaults, ...linked() };
+  const given = { ...choices.defaults, ...linked(choices.defaults) };
   const gpus = Object.entries(choices.gpus).sort(([a], [b]) => given.gpus.includes(b) - given.gpus.includes(a)); // the chosen ones first
   $("gpus").append(...gpus.map(([name, price]) => check("gpus", name, `${name}${price ? `, ${price.toFixed(2)} $/h` : ""}`)));
   $("tp").append(...["1", "2", "4", "8", "16"].map((one) => check("tp", one, one)));

@@ -116,18 +116,18 @@ async function imported(file) {
 }
 
 // Two JSON answers of the command line
-const uploaded = {};
+const sent = {};
 async function compareFiles() {
   const fields = {};
   for (const side of ["first", "second"]) {
     const [file] = $(`${side}_file`).files;
-    if (file && uploaded[side]?.file !== file) uploaded[side] = { file, id: (await upload(file)).file, fresh: true };
-    fields[`${side}_file`] = file ? uploaded[side].id : null;
-    fields[side] = uploaded[side]?.fresh ? "" : $(`${side}_name`).value;
+    if (file && sent[side]?.file !== file) sent[side] = { file, id: (await upload(file)).file, fresh: true };
+    fields[`${side}_file`] = file ? sent[side].id : null;
+    fields[side] = sent[side]?.fresh ? "" : $(`${side}_name`).value;
   }
   const found = await ask("answers/studies/compare", fields);
   ["first", "second"].forEach((side, at) => {
-    uploaded[side].fresh = false;
+    sent[side].fresh = false;
     $(`${side}_name`).replaceChildren();
     options($(`${side}_name`), found.names[at]);
     $(`${side}_name`).value = found.chosen[at];
