@@ -36,7 +36,7 @@ from lengthwise.gateway.length_prediction import LengthPredictor, fixed_tokens
 from lengthwise.gateway.length_prediction.prediction import condition
 from lengthwise.gateway.protocols import Clock, monotonic
 from lengthwise.gateway.request import InvalidBodyError, Outcome, Request
-from lengthwise.predict import LEVELS, LengthDistribution, Prompts, opened
+from lengthwise.predict import LEVELS, Prompts, opened
 from lengthwise.schema.errors import InputError
 from lengthwise.statistics import Floats
 
@@ -58,30 +58,34 @@ class CappedLength:
         self.generated, self.cap = generated, cap
         is_beyond = generated > 0 and generated >= row[-1]
         self._row = condition(row, generated) if is_beyond else row
-        self._lengths = LengthDistribution.of(self._row)
-        self._passed = 0.0 if is_beyond or not generated else float(self._lengths.cdf(generated)[0])
+        self._passed = 0.0 if is_beyond or not generated else self._cdf(generated)
 
     def quantile(self, level: float) -> float:
         """Return a quantile in tokens."""
-        tokens = float(self._lengths.quantile(self._passed + (1 - self._passed) * level)[0])
+        tokens = float(np.interp(self._passed + (1 - self._passed) * level, LEVELS, self._row))
         return min(max(tokens, self.generated + 1.0), float(self.cap))
 
     def exceeds(self, tokens: float) -> float:
         """Return the probability that the length is above ``tokens``."""
         if tokens >= self.cap:
             return 0.0
-        if tokens < self.generated + 1:
-            return 1.0
-        return (1 - float(self._lengths.cdf(tokens)[0])) / (1 - self._passed)
+        return 1.0 if tokens < self.generated + 1 else (1 - self._cdf(tokens)) / (1 - self._passed)
 
     def mean(self) -> float:
         """Return the mean in tokens, the integral of ``exceeds``, which is linear between two quantiles."""
-        low, high = float(self.generated), float(self.cap)
-        ends = 1 - self._lengths.cdf(low)[0], 1 - self._lengths.cdf(high)[0]
-        at = np.clip(self._row, low, high)
-        alive = np.where(self._row < low, ends[0], np.where(self._row > high, ends[1], 1 - LEVELS))
-        area = at[0] - low + float((np.diff(at) * (alive[1:] + alive[:-1])).sum()) / 2 / (1 - self._passed)
-        return float(min(max(low + area, low + 1), high))
+        low, high, row = float(self.generated), float(self.cap), self._row
+        at = np.minimum(np.maximum(row, low), high)
+        alive = np.where(row < low, 1 - self._cdf(low), np.where(row > high, 1 - self._cdf(high), 1 - LEVELS))
+        area = at.item(0) - low + float((at[1:] - at[:-1]) @ (alive[1:] + alive[:-1])) / 2 / (1 - self._passed)
+        return min(max(low + area, low + 1), high)
+
+    def _cdf(self, tokens: float) -> float:
+        row = self._row
+        right = int(row.searchsorted(tokens, "right"))
+        if right in (0, len(row)):
+            return float(right > 0)
+        share = (tokens - row.item(right - 1)) / (row.item(right) - row.item(right - 1))
+        return LEVELS.item(right - 1) + share * (LEVELS.item(right) - LEVELS.item(right - 1))
 
 
 @dataclass(frozen=True)
