@@ -19,16 +19,7 @@ import msgspec
 import numpy as np
 
 from lengthwise.gateway.config import Limits, PredictionConfig, bind_socket
-from lengthwise.gateway.edge import Fault, client_request, server
-from lengthwise.gateway.edge.asgi import (
-    AsgiExchange,
-    BodyBudget,
-    BodyReservation,
-    ClientGoneError,
-    Receive,
-    Scope,
-    Send,
-)
+from lengthwise.gateway.edge import Fault, asgi, client_request, server
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Headers, RequestParser
 from lengthwise.gateway.edge.errors import invalid, quoted
@@ -76,7 +67,7 @@ class CappedLength:
         low, high, row = float(self.generated), float(self.cap), self._row
         at = np.minimum(np.maximum(row, low), high)
         alive = np.where(row < low, 1 - self._cdf(low), np.where(row > high, 1 - self._cdf(high), 1 - LEVELS))
-        area = at.item(0) - low + float((at[1:] - at[:-1]) @ (alive[1:] + alive[:-1])) / 2 / (1 - self._passed)
+        area: float = at.item(0) - low + float((at[1:] - at[:-1]) @ (alive[1:] + alive[:-1])) / 2 / (1 - self._passed)
         return min(max(low + area, low + 1), high)
 
     def _cdf(self, tokens: float) -> float:
@@ -125,6 +116,7 @@ def _objective(_body: bytes, _tokens: int, bin_name: str) -> _Hint:
 def _dynamo(body: bytes, tokens: int, _bin: str) -> _Hint:
     """Set ``nvext.agent_hints.osl``, unless the client has; all other values keep their bytes."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    fields.pop("lengths", None)  # the options of this server
     try:
         extension = msgspec.json.decode(fields.get("nvext", b"null"), type=dict[str, msgspec.Raw] | None) or {}
         hints = msgspec.json.decode(extension.get("agent_hints", b"null"), type=dict[str, msgspec.Raw] | None) or {}
@@ -210,10 +202,10 @@ def _identity(path: Path, predictor: Any) -> dict[str, Any]:
     card, errors = getattr(predictor, "metadata_", None) or {}, []
     for key in ("held_out", "other_prompts_and_models"):
         if scores := (card.get(key) or {}).get("coverage90"):
-            share, half_width = scores
-            error = {"interval": [0.05, 0.95], "coverage": share, "half_width": half_width, "error": share - 0.9}
-            errors.append({"data": key} | error)
-    return {"id": f"{path.stem}-{digest[:12]}", "kind": predictor.kind, "calibration": errors}
+            error = {"coverage": scores[0], "half_width": scores[1], "error": round(scores[0] - 0.9, 4)}
+            errors.append({"data": key, "interval": [0.05, 0.95]} | error)
+    trained = {"sources": card.get("sources", []), "samples": card.get("samples")}
+    return {"id": f"{path.stem}-{digest[:12]}", "kind": predictor.kind, **trained, "calibration": errors}
 
 
 @dataclass(frozen=True)
@@ -238,7 +230,7 @@ class LengthServer:
         with contextlib.suppress(Exception):  # a predictor that needs a prompt has no base rate
             self._base = predictor.predict(Prompts(1)).at(LEVELS).tokens[0]
         self._parser = RequestParser(config.limits)
-        self._budget = BodyBudget(config.limits.body_budget_bytes)
+        self._budget = asgi.BodyBudget(config.limits.body_budget_bytes)
         self._caller, self._numbers = Caller(None, 0), itertools.count(1)
         self._unobserved: OrderedDict[str, Request] = OrderedDict()
         self._registry = CollectorRegistry()
@@ -259,17 +251,17 @@ class LengthServer:
     async def __aexit__(self, *error: object) -> None:
         await self.predictor.__aexit__(*error)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """Serve an HTTP request."""
         if scope["type"] != "http":
             return
-        exchange, start_s, status = AsgiExchange(scope, receive, send), self._clock(), 500
+        exchange, start_s, status = asgi.AsgiExchange(scope, receive, send), self._clock(), 500
         path, router, proxied = _split(scope["path"])
         try:
             headers, body = await self._answer(scope, exchange, path, router, proxied)
             await exchange.send(200, headers, body)
             status = 200
-        except ClientGoneError:
+        except asgi.ClientGoneError:
             status = 499
         except (Fault, InvalidBodyError) as error:
             fault = error if isinstance(error, Fault) else invalid(None, str(error), "invalid_json")
@@ -284,7 +276,7 @@ class LengthServer:
             self._seconds.labels(path or "unknown", str(status)).observe(self._clock() - start_s)
 
     async def _answer(
-        self, scope: Scope, exchange: AsgiExchange, path: str, router: str, proxied: str
+        self, scope: asgi.Scope, exchange: asgi.AsgiExchange, path: str, router: str, proxied: str
     ) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """Return the headers and the body of an answer. Raises Fault."""
         method, limits = scope["method"], self.config.limits
@@ -303,7 +295,7 @@ class LengthServer:
             return self._state(path)
         address = (scope.get("client") or ("",))[0]
         try:
-            with BodyReservation(self._budget, address) as reservation:
+            with asgi.BodyReservation(self._budget, address) as reservation:
                 headers = client_request.parse_headers(scope["headers"], limits)
                 client_request.check_json(headers)
                 body = await exchange.body(limits.body_bytes, headers.get(b"content-length"), reservation)
