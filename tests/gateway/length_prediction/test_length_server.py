@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
@@ -294,6 +295,25 @@ def test_a_service_has_health_and_metrics_and_bounds_bodies() -> None:
         assert status == 413
         assert "4096 bytes" in text
         client.close()
+
+
+@pytest.mark.slow
+def test_without_its_predictor_the_server_is_not_ready_and_answers_the_prior() -> None:
+    async def run():
+        async def wait_ready(status):
+            while (await ask(app, "/ready", None, "GET"))[0] != status:  # noqa: ASYNC110 - the server has no event for it
+                await asyncio.sleep(0.01)
+
+        async with LengthServer(settings(inline_below_s=0.0, deadline_s=60.0)) as app:
+            before = await ask(app, "/v1/lengths", chat(FACT))
+            os.kill(app.predictor.state()["process"]["pid"], signal.SIGKILL)
+            await wait_ready(503)
+            prior = await ask(app, "/v1/lengths", chat(FACT))
+            await wait_ready(200)
+            return before, prior, await ask(app, "/v1/lengths", chat(FACT))
+
+    found = [(status, answer["source"], answer["bin"]) for status, _, answer in asyncio.run(run())]
+    assert found == [(200, "predictor", "SHORT"), (200, "prior", "UNKNOWN"), (200, "predictor", "SHORT")]
 
 
 @pytest.mark.slow
