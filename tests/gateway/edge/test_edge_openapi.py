@@ -11,8 +11,8 @@ from hypothesis import settings
 from jsonschema import Draft202012Validator
 
 from lengthwise.gateway import edge
+from lengthwise.gateway.apis import APIS
 from lengthwise.gateway.edge import auth
-from lengthwise.gateway.edge.client_request import Chat, Completion
 
 CONFIG = config(a_key(), messages=8, n=4, max_tokens=4096)
 SCRIPT = Script()
@@ -25,8 +25,9 @@ def test_the_document_is_a_valid_one_and_names_what_is_read():
     schemas = DOCUMENT["components"]["schemas"]
     for schema in schemas.values():
         Draft202012Validator.check_schema(schema)
-    assert set(schemas["Chat"]["properties"]) == set(Chat.__struct_fields__)
-    assert set(schemas["Completion"]["properties"]) == set(Completion.__struct_fields__)
+    for api in APIS.values():
+        assert set(schemas[api.body.__name__]["properties"]) == set(api.body.__struct_fields__)
+        assert api.path in DOCUMENT["paths"]
     assert schemas["Chat"]["properties"]["n"]["maximum"] == 4
 
 
