@@ -62,7 +62,7 @@ def _forwarded(name: str, api: Api, security: list[Json]) -> Json:
     answer["description"] = "The response of the engine, or its events"
     if api.generates:
         answer["content"]["text/event-stream"] = {}
-    elif api.queued:
+    else:
         answer["content"]["*/*"] = {}
     schema = "Form" if api.is_form else api.body.__name__
     content = _json(schema)
@@ -100,7 +100,7 @@ def _schemas(limits: Limits) -> Json:
     content = {"anyOf": [_TEXT, parts]}
     message, item = (
         _object({"role": _STRING, "content": content}, ("role",)),
-        _object({"content": content}, ("content",)),
+        {"type": "object", "properties": {"content": content}},
     )
     ids = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
     many = {"type": "array", "minItems": 1, "maxItems": limits.messages}
@@ -142,7 +142,7 @@ def _schemas(limits: Limits) -> Json:
     error = _object({"type": _STRING, "message": _STRING})
     return {
         **{api.body.__name__: body(api.body) for api in APIS.values()},
-        "Form": _object({"model": known["model"], "file": {"type": "string", "format": "binary"}}),
+        "Form": _object({"model": known["model"], "file": {"type": "string", "format": "binary"}}, ("model",)),
         "Models": _object({"object": {"const": "list"}, "data": models}),
         "Model": _object(model | {"max_model_len": {"type": "integer"}}, tuple(model)),
         "Status": _object({"status": _STRING}),
