@@ -116,19 +116,19 @@ def test_a_stream_that_no_engine_can_continue_ends_with_an_error_that_its_client
     """Before the first output the request moves on to the other engine."""
     servers = EngineServer(SPEC), EngineServer(SPEC)
     with in_thread(*servers), background_gateway(config_of(*servers)) as gateway:
-        whole = shown(post(gateway.url, api, *body_of(api, stream=True))[2])
+        complete = shown(post(gateway.url, api, *body_of(api, stream=True))[2])
         for after_tokens in (0, 3):
             broken = FaultPlan(incoming=[Fault("close", after_tokens)])
             servers[0].faults, servers[1].faults = broken, broken
             events = shown(post(gateway.url, api, *body_of(api, stream=True))[2])
             if after_tokens == 0:
-                assert [event["type"] for event in events] == [event["type"] for event in whole]
+                assert [event["type"] for event in events] == [event["type"] for event in complete]
                 continue
             error = events[-1]["error"]
             assert "The engine" in error["message"]
             assert error["type"] == ("api_error" if api == "messages" else "server_error")
             assert events[-1].get("type") == ("error" if api == "messages" else None)
-            assert len(events) < len(whole)
+            assert len(events) < len(complete)
 
 
 def test_the_order_decides_only_the_start_where_no_engine_can_continue():
@@ -175,11 +175,11 @@ def test_the_official_clients(world):
         sound = ("a.wav", b"\0\1", "audio/wav")
         assert client.audio.transcriptions.create(model="m", file=sound).text
     with anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0) as client:
-        asked = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "tell me <out:9>"}]}
-        message = client.messages.create(**asked)
+        request = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "tell me <out:9>"}]}
+        message = client.messages.create(**request)
         assert (message.stop_reason, message.usage.output_tokens) == ("end_turn", 9)
-        with client.messages.stream(**asked) as stream:
+        with client.messages.stream(**request) as stream:
             assert stream.get_final_message().content[0].text == message.content[0].text
-        assert client.messages.count_tokens(model="m", messages=asked["messages"]).input_tokens > 3
+        assert client.messages.count_tokens(model="m", messages=request["messages"]).input_tokens > 3
         with pytest.raises(anthropic.NotFoundError):
-            client.messages.create(**asked | {"model": "none"})
+            client.messages.create(**request | {"model": "none"})

@@ -240,12 +240,12 @@ class NamedEventStream(UntrackedStream):
 
     def __init__(self, *, has_end: bool = True) -> None:
         super().__init__()
-        self._has_end, self._unscanned, self._ended = has_end, not has_end, not has_end
+        self._has_end, self._unscanned, self._has_last = has_end, not has_end, not has_end
 
     def missing_end(self) -> bytes | None:
         if not self.output_complete or self.error is not None:
             return None
-        return b"" if self._ended else MESSAGE_STOP
+        return b"" if self._has_last else MESSAGE_STOP
 
     def _scan(self, events: bytes, terminated: bytes) -> bytes:
         valid, failure = sse.before_failure(terminated)
@@ -257,7 +257,7 @@ class NamedEventStream(UntrackedStream):
         for event in read:
             self._read_named(event.answer)
             self._has_usage |= self.output_complete
-            self._ended |= event.is_last
+            self._has_last |= event.is_last
         out = self._pass(events, has_output=bool(num_texts) or self.output_complete)
         if failure and (sse.ERROR.search(failure) or not self.output_complete):
             return self._fail(out, failure)
