@@ -352,15 +352,13 @@ class SchedulingHints:
         self._level = _QUANTILES.get(config.prediction.statistic)
         self._priority = engine_priority
 
-    def add_to(
-        self, request: Request, worker: Any, body: bytes, headers: list[tuple[str, str]] | None = None, api: str = CHAT
-    ) -> bytes:
+    def add_to(self, request: Request, worker: Any, body: bytes, api: str, headers: list[tuple[str, str]]) -> bytes:
         """Return the body with the hints for this worker, which replace the client's fields of the same name.
 
         With Anthropic's route, whose bodies have no priority, vLLM reads it from a header, which joins ``headers``.
         """
         fields = self.fields(request, worker) if APIS[api].generates else {}
-        if headers is not None and APIS[api].is_anthropic and "priority" in fields:
+        if APIS[api].is_anthropic and "priority" in fields:
             headers.append(("X-Vllm-Priority", str(fields.pop("priority"))))
         return merge_fields(body, fields) if fields else body
 

@@ -190,7 +190,9 @@ class RelayedRequest:
         try:
             first = await self.next_chunk() or b""
         except EngineRejectedError as rejection:
-            self._attribution.on_rejected()
+            # An engine that lacks a route may serve all others.
+            if rejection.status not in (404, 405, 501) or APIS[self.client_request.api].continues:
+                self._attribution.on_rejected()
             return self._reject(rejection)
         except NotServedError as error:
             if self._rejection is not None:  # no peer could check the request, so its rejection is final
@@ -344,7 +346,7 @@ class RelayedRequest:
         self._attempts, self._attempt_output_started = self._attempts + 1, False
         self._attribution.worker = worker
         headers = client_request.headers.copy()
-        body = relay.add_hints(ticket.request, worker, body, headers, client_request.api)
+        body = relay.add_hints(ticket.request, worker, body, client_request.api, headers)
         if self._attempts > 1:  # no engine sees the same request id twice
             suffix = f"-{self._attempts}"
             headers = [(name, value + suffix if name == "X-Request-Id" else value) for name, value in headers]

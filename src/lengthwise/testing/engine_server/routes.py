@@ -56,10 +56,14 @@ def count_of_messages(body: Json) -> Json:
     return {**body, "messages": system + (body.get("messages") or [])}
 
 
-def _of_chat(chat_of: Callable[[Json], Json]) -> Callable[..., tuple[Json, CompletionRequest]]:
+def _generating(
+    chat_of: Callable[[Json], Json] = lambda body: body, *, chat: bool = True
+) -> Callable[..., tuple[Json, CompletionRequest]]:
+    """Parse a request that means what the body ``chat_of`` returns means as one of a chat, or of a completion."""
+
     def parse(raw: bytes, headers: Mapping[str, str], spec: EngineSpec) -> tuple[Json, CompletionRequest]:
         body = parse_body(raw)
-        return body, parse_request(chat_of(body), headers, spec, chat=True)
+        return body, parse_request(chat_of(body), headers, spec, chat=chat)
 
     return parse
 
@@ -288,19 +292,11 @@ def _dumped(body: Json) -> bytes:
     return json.dumps(body, ensure_ascii=False).encode()
 
 
-def _own(*, chat: bool) -> Callable[..., tuple[Json, CompletionRequest]]:
-    def parse(raw: bytes, headers: Mapping[str, str], spec: EngineSpec) -> tuple[Json, CompletionRequest]:
-        body = parse_body(raw)
-        return body, parse_request(body, headers, spec, chat=chat)
-
-    return parse
-
-
 ROUTES: dict[str, tuple[Callable[..., tuple[Json, CompletionRequest]], type[ResponseFormatter], str]] = {
-    "/v1/completions": (_own(chat=False), ResponseFormatter, "cmpl"),
-    "/v1/chat/completions": (_own(chat=True), ResponseFormatter, "chatcmpl"),
-    "/v1/responses": (_of_chat(chat_of_responses), ResponsesFormatter, "resp"),
-    "/v1/messages": (_of_chat(chat_of_messages), MessagesFormatter, "chatcmpl"),
+    "/v1/completions": (_generating(chat=False), ResponseFormatter, "cmpl"),
+    "/v1/chat/completions": (_generating(), ResponseFormatter, "chatcmpl"),
+    "/v1/responses": (_generating(chat_of_responses), ResponsesFormatter, "resp"),
+    "/v1/messages": (_generating(chat_of_messages), MessagesFormatter, "chatcmpl"),
     "/v1/embeddings": (_pooling(_inputs), EmbeddingFormatter, "embd"),
     **dict.fromkeys(
         ("/v1/rerank", "/v2/rerank", "/rerank"),

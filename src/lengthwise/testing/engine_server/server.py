@@ -180,7 +180,7 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         return {"count": len(ids), "max_model_len": spec.max_model_len, "tokens": ids}
 
     def detokenize(body: dict[str, Any]) -> dict[str, Any]:
-        return {text_field: completions.decode(body.get("tokens", ()))}
+        return {text_field: completions.decode(completions.prompt_ids(body.get("tokens")))}
 
     def abort(body: dict[str, Any]) -> None:
         ids = body.get("request_ids", body.get("rid", ()))
