@@ -240,17 +240,16 @@ class Rerank(Body, kw_only=True, gc=False):
 
 
 def _as_prompts(given: Any) -> list[Any]:
-    """Return texts and lists of token ids as they are, and anything else as JSON."""
+    """Return texts and lists of token ids as they are, and the content of anything else, without base64, as text."""
     if given is None or given == []:
         return []
-    if isinstance(given, str) or not isinstance(given, list) or all(type(one) is int for one in given):
+    if isinstance(given, str) or not isinstance(given, list) or _is_ids(given):
         given = [given]
-    return [
-        one
-        if isinstance(one, str) or (isinstance(one, list) and all(type(token) is int for token in one))
-        else msgspec.json.encode(one).decode()
-        for one in given
-    ]
+    return [one if isinstance(one, str) or _is_ids(one) else "" if "base64" in str(one) else str(one) for one in given]
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int for token in value)
 
 
 CHUNKS = "chunks"  # data lines with ``choices`` up to [DONE]; ``usage`` with ``completion_tokens``

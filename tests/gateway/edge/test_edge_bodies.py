@@ -6,9 +6,10 @@ import json
 
 import pytest
 from edge_serving import a_key, config
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lengthwise.gateway.apis import APIS
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.client_request import BodyShape, RequestParser, ascii_tokens, estimate_prompt_tokens
@@ -92,6 +93,22 @@ def test_a_body_of_any_json_is_taken_or_refused_by_name(value):
             assert json.loads(outcome.body)["error"]["message"]
         else:
             assert outcome.fields() == json.loads(outcome.body)
+
+
+@settings(max_examples=15)
+@given(NESTED, NESTED)
+def test_a_body_of_any_route_is_taken_or_refused_by_name(value, other):
+    names = ("input", "messages", "system", "metadata", "query", "documents", "instructions", "tools", "tokens")
+    for name in (name for name, api in APIS.items() if not api.is_form):
+        body = {"model": "m", "messages": chat()["messages"], "input": value, "query": other, "documents": value}
+        for given in (body, *({**body, field: value} for field in names)):
+            try:
+                reported = of(given, name, limits=Limits(depth=12))
+            except Fault as fault:
+                assert fault.status == 400
+            else:
+                assert reported.prompt_tokens >= 0
+                assert reported.fields() == json.loads(reported.body)
 
 
 @given(st.binary(max_size=80))
