@@ -8,6 +8,7 @@ import json
 import re
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order
@@ -102,8 +103,6 @@ async def completion(client, prompt: str, *, stream: bool, tokens: int = 24) -> 
 
 
 async def metric(url: str, name: str) -> float:
-    import aiohttp
-
     async with aiohttp.ClientSession() as session, session.get(url + "/metrics") as reported:
         lines = (await reported.text()).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
@@ -151,8 +150,6 @@ def joined(body: bytes) -> list[object]:
 
 
 def test_every_route_answers_as_the_engine_apart_from_ids_and_times(url):
-    import aiohttp
-
     unlike = re.compile(rb'(?<=")(?:resp|msg|chatcmpl)[_-][\w-]+|(?<="created_at":)\d+')
 
     async def work() -> None:
@@ -283,6 +280,15 @@ def test_an_engine_with_a_full_queue_is_no_failure_and_every_request_is_served(u
             requested = (completion(client, f"number {k}", stream=True, tokens=40) for k in range(many))
             answers = await asyncio.gather(*requested)
             assert [count for _, _, count in answers] == [40] * many
+            async with aiohttp.ClientSession() as session:
+                body = {"model": "m", "messages": MESSAGES, "max_tokens": 40, "stream": True}
+
+                async def message() -> bytes:
+                    async with session.post(f"http://127.0.0.1:{gateway.port}/v1/messages", json=body) as answer:
+                        return await answer.read()
+
+                messages = await asyncio.gather(*(message() for _ in range(many)))
+                assert [one.count(b"event: message_stop") for one in messages] == [1] * many
             assert all(worker.up for worker in gateway.driver.statistics().workers)
         assert await metric(url, "vllm:admission_rejections_total") > before
 

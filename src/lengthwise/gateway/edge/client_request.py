@@ -77,11 +77,11 @@ def _check(body: Body, limits: Limits) -> tuple[int | None, int]:
     _check_engine_fields(body)
     for name in body.logprobs_fields:
         _integer(name, getattr(body, name), 0, MAX_LOGPROBS)
-    caps = [_integer(name, getattr(body, name), 1, limits.max_tokens) for name in body.caps]
-    max_tokens, n = next((cap for cap in caps if cap is not None), None), 1
-    if isinstance(body, Chat | Completion):
-        n = _integer("n", body.n, 1, limits.n) or 1
-    if isinstance(body, Chat | Messages) and not 1 <= len(body.messages) <= limits.messages:
+    max_tokens = None
+    for name in body.caps[::-1]:
+        max_tokens = _integer(name, getattr(body, name), 1, limits.max_tokens) or max_tokens
+    n = 1 if (given := getattr(body, "n", None)) is None else _integer("n", given, 1, limits.n) or 1
+    if isinstance(body, (Chat, Messages)) and not 1 <= len(body.messages) <= limits.messages:
         raise invalid("messages", f"There must be 1 to {limits.messages} messages; there are {len(body.messages)}.")
     if isinstance(body, Responses) and body.background:
         message = "A response in the background would bypass the queue; leave the field 'background' out."

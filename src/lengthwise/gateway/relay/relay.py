@@ -156,7 +156,9 @@ def refused_answer(error: Refusal, api: str) -> Answer:
 _STOPPED = Refusal(503, "stopped", "The gateway stopped this request.", 1.0)
 
 
-_QUEUE_FULL_CODE = re.compile(r'"code":\s?"?(503|429)\b')
+_QUEUE_FULL_CODE = re.compile(
+    r"""["']code["']:\s?"?(503|429)\b"""
+)  # in /v1/messages vLLM quotes its own event in Python
 MAX_FAILURES = 3  # failed attempts that end a request: a request that kills engines must not reach all of them
 
 
