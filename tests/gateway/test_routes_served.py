@@ -131,6 +131,17 @@ def test_a_stream_that_no_engine_can_continue_ends_with_an_error_that_its_client
             assert len(events) < len(complete)
 
 
+def test_tokenization_moves_on_to_the_next_engine_if_one_dies():
+    servers = EngineServer(SPEC), EngineServer(SPEC)
+    with in_thread(*servers) as running, background_gateway(config_of(*servers)) as gateway:
+        running.call(servers[0].die())
+        assert [post(gateway.url, "/tokenize", *body_of("/tokenize"))[0] for _ in range(3)] == [200] * 3
+        running.call(servers[1].die())
+        status, _, body = post(gateway.url, "messages/count_tokens", *body_of("messages/count_tokens"))
+        assert status in (502, 503)
+        assert json.loads(body)["error"]["type"] in ("api_error", "overloaded_error")
+
+
 def test_the_order_decides_only_the_start_where_no_engine_can_continue():
     """Mode windowed would interrupt a chat every five tokens to let the others run."""
 
