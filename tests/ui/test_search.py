@@ -22,10 +22,23 @@ def job(values, function=search.run):
     return Task(Pool(threads=1).session(None), "", JOB, lambda task: function(values, task))
 
 
+def bursts():
+    """A trace in which two requests arrive at once, every 0.4 s."""
+    rows = [f"{0.4 * (at // 2):g},{50 + at % 300},{20 + at % 60}" for at in range(900)]
+    return "\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]).encode()
+
+
 @pytest.mark.slow
-def test_the_command_gives_the_answer_of_the_page_and_the_files_are_of_the_chosen_one(tmp_path, capsys):
-    task = job(FIELDS)
-    outcome = search.run(FIELDS, task)
+@pytest.mark.parametrize("replayed", [False, True])
+def test_the_command_gives_the_answer_of_the_page_and_the_files_are_of_the_chosen_one(
+    replayed, tmp_path, capsys, monkeypatch
+):
+    task, fields = job(FIELDS), FIELDS
+    if replayed:
+        (tmp_path / "calls.csv").write_bytes(bursts())
+        monkeypatch.chdir(tmp_path)
+        fields = {**FIELDS, "trace_file": task.session.store("calls.csv", bursts()), "replay": True}
+    outcome = search.run(fields, task)
     found = outcome.answer
     json.dumps(found, allow_nan=False)
     assert task.progress[1] == task.progress[2] > 0
@@ -44,6 +57,8 @@ def test_the_command_gives_the_answer_of_the_page_and_the_files_are_of_the_chose
         loads(files["scenario"].content.decode()).deployment.tp == by_command["choices"][0]["settings"]["deployment.tp"]
     )
     assert best["name"] in files["report"].content.decode()
+    chosen = loads(files["scenario"].content.decode())
+    assert chosen.workload.is_replay == loads(found["scenario"]).workload.is_replay == replayed
     names = zipfile.ZipFile(io.BytesIO(files["launch"].content)).namelist()
     assert any(name.endswith("scenario.toml") for name in names)
     assert all(name.startswith("launch/") for name in names)

@@ -14,7 +14,7 @@ from lengthwise.metrics import Comparison, MetricDistance, MetricError, Side
 from lengthwise.report import curves
 from lengthwise.report.curves import Figure, json_numbers
 from lengthwise.report.fitted_table import FittedTable, boxed_table
-from lengthwise.report.formatting import MINUS, UNKNOWN, amount, buckets, capitalized
+from lengthwise.report.formatting import UNKNOWN, amount, buckets, capitalized, signed
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text
 from lengthwise.schema.files import write_atomic
@@ -36,7 +36,7 @@ def _scale(comparison: Comparison, metric: str) -> tuple[float, str]:
 
 
 def _signed(share: float) -> str:
-    return f"{100 * share:+z,.{1 if abs(share) < 0.1 else 0}f}".replace("-", MINUS)
+    return signed(100 * share, 1 if abs(share) < 0.1 else 0)
 
 
 def _percent(share: float) -> str:

@@ -201,4 +201,4 @@ class Pool:
             with self._changed:
                 self._running.remove(task)
                 self._changed.notify_all()
-            del task  # a waiting thread must not keep a result
+            del task  # else this thread keeps the task, and its result, while it waits for the next one
