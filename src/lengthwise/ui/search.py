@@ -20,7 +20,6 @@ from lengthwise.report import search_json, write_search_html
 from lengthwise.report.search import search_columns
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Choice, Status, Study
-from lengthwise.search.workers import available_cpus
 from lengthwise.ui import plan
 from lengthwise.ui.page import (
     Download,
@@ -101,7 +100,7 @@ def _searched(fields: Values, priced: dict[str, Path], task: Task) -> Outcome:
     words += [word for limit in given for word in ("--limit", limit)]
     words += [word for setting in settings for word in ("--set", setting)]
     words += ["--report", "report.html", "--deploy", "launch"]
-    with search.threads(max(1, available_cpus() - 1)) as workers:
+    with search.threads(task.threads) as workers:
         study = usecase.plan(scenario, workers, progress=task.report)
     paths = [*([] if trace is None else [trace]), *priced.values()]
     found = search_columns(study.plans[0]) | {"command": shlex.join(words), "scenario": scenario.to_toml()}
