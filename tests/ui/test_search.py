@@ -9,6 +9,7 @@ import zipfile
 
 import pytest
 
+from lengthwise import catalog
 from lengthwise.cli import main
 from lengthwise.config import loads
 from lengthwise.schema.errors import InputError
@@ -38,8 +39,14 @@ def test_the_command_gives_the_answer_of_the_page_and_the_files_are_of_the_chose
         (tmp_path / "calls.csv").write_bytes(bursts())
         monkeypatch.chdir(tmp_path)
         fields = {**FIELDS, "trace_file": task.session.store("calls.csv", bursts()), "replay": True}
+        fields["prices"] = {"H100": 1.5, "L40S": 0.5}
     outcome = search.run(fields, task)
     found = outcome.answer
+    for name, text in found["gpu_files"].items():
+        (tmp_path / name).write_text(text)
+    prices = {choice["price"] / choice["gpus"] for choice in found["columns"]["choices"]}
+    assert prices == {1.5 if replayed else catalog.gpu("H100").price_per_hour_usd}
+    assert "toml" not in json.dumps(found["columns"])
     json.dumps(found, allow_nan=False)
     assert task.progress[1] == task.progress[2] > 0
     words = shlex.split(found["command"])
@@ -86,6 +93,8 @@ def test_a_cancelled_search_ends_at_its_next_evaluation():
         ({"tp": ["3"]}, "no tp named"),
         ({"ttft.p90": "2s, x = 1"}, "ttft.p90 must be"),
         ({"num_requests": 1e9}, "num_requests must be"),
+        ({"prices": {"H100": -1}}, "the price of H100 must be"),
+        ({"prices": {"../x": 1}}, "no GPU named"),
         ({"workload": "a.csv"}, "no workload named"),
     ],
 )

@@ -103,8 +103,11 @@ def _searched(fields: Values, priced: dict[str, Path], task: Task) -> Outcome:
     with search.threads(task.threads) as workers:
         study = usecase.plan(scenario, workers, progress=task.report)
     paths = [*([] if trace is None else [trace]), *priced.values()]
-    found = search_columns(study.plans[0]) | {"command": shlex.join(words), "scenario": scenario.to_toml()}
-    found = json.loads(_named(json.dumps(found), paths))
+    columns_text = json.dumps(search_columns(study.plans[0]))
+    for name, path in priced.items():
+        columns_text = columns_text.replace(str(path), name)
+    found = json.loads(_named(columns_text, paths))
+    found |= {"command": _named(shlex.join(words), paths), "scenario": _named(scenario.to_toml(), paths)}
     found["gpu_files"] = {path.name: path.read_text("utf-8") for path in priced.values()}
     return Outcome(found, (scenario, study, paths))
 
