@@ -142,6 +142,14 @@ def write_compare_html(path: Path | str, comparison: Comparison, a: RunResult, b
         data=[figure for group in drawn.values() for figure in group],
         heading=f"{comparison.a.name} against {comparison.b.name}",
         metadata=metadata + ([f"without the first {comparison.warmup_s:g} s"] if comparison.warmup_s else []),
+        cards=[
+            (
+                f"{NAMES[metric]} p50",
+                _percent(comparison[f"{metric}.p50"].error),
+                _interval(comparison[f"{metric}.p50"]),
+            )
+            for metric in latencies
+        ],
         comparison=comparison,
         method=_method(comparison),
         ids={name: [figure["id"] for figure in group] for name, group in drawn.items()},
