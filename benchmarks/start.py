@@ -1,12 +1,16 @@
-"""What a user waits for before the first answer: import, a warm command, a wrong name, a machine without a cache.
+"""What a user waits for before the first answer: import, a warm command, a wrong name, an installation, a first run.
 
 ``start.first_run_s`` and ``start.first_ui_s`` are wall seconds with an empty cache, in which processes share the cores.
+
+``wheel.install_s`` installs the wheel with the extras ``report`` and ``ui`` into an empty environment, from uv's cache.
+``docs.broken_links`` counts links and anchors of the built documentation site that lead nowhere.
 
 ``machine_pace`` is the CPU time of a plain Python loop: compare figures of two machines or days relative to it.
 """
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -23,6 +27,7 @@ from _sections import Sections
 from lengthwise import _jit, engine
 from lengthwise.backend.process import free_port
 
+ROOT = Path(__file__).parents[1]
 SCENARIO = """
 workload = {preset = "chat-1m", num_requests = 1000, request_rate = 3.0}
 deployment = {model = "llama-2-70b", gpu = "A100-80GB", tp = 4}
@@ -116,7 +121,40 @@ def figures(_shared: Path, quick: bool) -> dict[str, Any]:
     return {name: summary(of) | {"unit": "s", "machine": machine()} for name, of in seconds.items() if of}
 
 
-SECTIONS = Sections("start", __doc__, {"start": "start"})
+def run(*words: object, cwd: Path) -> None:
+    subprocess.run([str(word) for word in words], cwd=cwd, check=True, stdout=subprocess.DEVNULL)
+
+
+def wheel(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the size of the wheel, and the seconds of its installation; nothing in a quick run."""
+    if quick:
+        return {}
+    uv, seconds = [sys.executable, "-m", "uv", "--quiet"], []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        run(*uv, "build", "--wheel", "--out-dir", folder, ROOT, cwd=folder)
+        (made,) = folder.glob("*.whl")
+        for at in range(4):  # the first one fills uv's cache
+            run(*uv, "venv", "--python", sys.executable, folder / f"{at}", cwd=folder)
+            start_s = time.perf_counter()
+            run(*uv, "pip", "install", "--python", folder / f"{at}", f"{made}[report,ui]", cwd=folder)
+            seconds.append(time.perf_counter() - start_s)
+        size_mb = made.stat().st_size / 1e6
+    install_s = summary(seconds[1:]) | {"unit": "s", "first_s": seconds[0], "machine": machine()}
+    return {"wheel.size_mb": size_mb, "wheel.install_s": install_s}
+
+
+def site(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the number of broken links of the documentation site; nothing in a quick run."""
+    if quick:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.executable, "-m", "mkdocs", "build", "--no-strict", "--site-dir", folder, cwd=ROOT)
+        pages, broken = runpy.run_path(str(ROOT / "tools/site.py"))["broken_links"](Path(folder))
+    return {"docs.broken_links": {"value": len(broken), "pages": pages, "broken": broken[:20]}}
+
+
+SECTIONS = Sections("start", __doc__, {"start": "start", "wheel": "start:wheel", "docs": "start:site"})
 
 if __name__ == "__main__":
     SECTIONS.main()

@@ -28,6 +28,7 @@ from lengthwise.cli import program
 from lengthwise.config import app_sections, sections, values
 from lengthwise.config import gateway as gateway_sections
 from lengthwise.config import scenario as _canonical
+from lengthwise.cost.roofline_tables import ENGINE_HOSTS
 from lengthwise.gateway import config as gateway_config
 from lengthwise.policy import contracts
 from lengthwise.usecases import variants
@@ -172,14 +173,8 @@ def app_keys() -> str:
 def _keys(tables: Mapping[str, tuple[Any, tuple[Any, ...]]], meanings: Mapping[str, str], owner: str) -> str:
     out = []
     for name, (table, described_by) in tables.items():
-        out += [
-            f"### `[{name}]` of {owner}",
-            "",
-            _summary(table),
-            "",
-            "| key | type | default | meaning |",
-            "|---|---|---|---|",
-        ]
+        head = ["| key | type | default | meaning |", "|---|---|---|---|"]
+        out += [f"### `[{name}]` of {owner}", "", _summary(table), "", *head]
         attributes: dict[str, str] = {}
         for described in reversed(described_by):
             attributes |= _attributes(described)
@@ -234,6 +229,20 @@ def policy_arguments() -> str:
     return "\n".join(out).replace("``", "`")
 
 
+def hosts() -> str:
+    """Return what the host of each named engine adds to a step."""
+    rows = [f"| `{name}` | {1e6 * one.step_s:.0f} | {1e6 * one.sequence_s:.1f} | {1e6 * one.launch_s:.0f} |"
+            for name, one in ENGINE_HOSTS.items()]  # fmt: skip
+    return "\n".join(
+        [
+            "| `host =` | us per step | us per sequence | us per kernel without a CUDA graph |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
 def policies() -> str:
     """Return every built-in policy and named scheduler."""
     ways = [("binning", f"{name}(k)", text) for name, text in variants.BINNING_RULES.items()]
@@ -245,12 +254,8 @@ def command_line() -> str:
     """Return the help of every command."""
     out = []
     for command in ["", *(command.strip() for command in COMMANDS.split(";"))]:
-        shown = CliRunner().invoke(
-            program.app,
-            [*command.split(), "--help"],
-            prog_name="lengthwise",
-            env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"},
-        )
+        env = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+        shown = CliRunner().invoke(program.app, [*command.split(), "--help"], prog_name="lengthwise", env=env)
         text = "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
         out.append(f"```text\n{text}\n```\n")
     return "\n".join(out)
@@ -264,6 +269,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "kinds": kinds,
     "policy-arguments": policy_arguments,
     "policies": policies,
+    "hosts": hosts,
     "command-line": command_line,
 }
 
@@ -342,10 +348,9 @@ def _words(annotation: Any) -> str:
 def main(arguments: list[str]) -> int:
     """Write the page; with --check return 1 if it differs from the code."""
     text = PAGE.read_text(encoding="utf-8")
-    made = generated(text)
     if arguments == ["--check"]:
-        return int(made != text)
-    PAGE.write_text(made, encoding="utf-8")
+        return int(generated(text) != text)
+    PAGE.write_text(generated(text), encoding="utf-8")
     return 0
 
 

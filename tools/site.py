@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import html
 import re
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urldefrag
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -79,3 +81,41 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
     parts = FENCES.split(GENERATED.sub("\n", markdown))
     return "".join(p.replace(" no-run", "", 1) if i % 2 else LINK.sub(moved, p) for i, p in enumerate(parts))
+
+
+class Built(HTMLParser):
+    """The anchors of a built page, where its links lead, and what it loads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors: set[str | None] = set()
+        self.links: set[str] = set()
+        self.loaded: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Read one tag."""
+        values = dict(attrs)
+        self.anchors |= {values.get("id"), values.get("name")}
+        found = {one for name in ("href", "src") if (one := values.get(name)) is not None}
+        self.links |= found
+        self.loaded |= found if tag == "link" or "src" in values else set()
+
+
+def broken_links(site: Path) -> tuple[int, list[tuple[str, str]]]:
+    """Return the number of pages of a built site, and (page, link) of links that lead nowhere.
+
+    Links to other hosts count only where a page loads them, since the site works without a network.
+    """
+    pages = {path: Built(path.read_text("utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}
+    broken = []
+    for path, page in pages.items():
+        for link in sorted(page.links):
+            if re.match(r"https?:|data:|mailto:", link):
+                broken += [(path.name, link)] if link in page.loaded and not link.startswith("data:") else []
+                continue
+            place, anchor = urldefrag(link)
+            target = (path.parent / unquote(place)).resolve() if place else path
+            missing = anchor and target in pages and unquote(anchor) not in pages[target].anchors
+            broken += [(path.name, link)] if missing or not target.exists() else []
+    return len(pages), broken

@@ -101,6 +101,7 @@ def test_a_page_shows_what_changed_without_fetching_anything(cli, files, tmp_pat
     finished = cli("calibrate", path, run, "--out", out, "--fit", "work", "--report", page)
     assert finished.code == 0, finished.err
     text = page.read_text("utf-8")
+    assert text.index('<dl class="numbers">') < text.index("<figure")
     for words in ("default-src 'none'", "held out", "projections", "beyond that the tables extrapolate"):
         assert words in text
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from lengthwise import backend, config
@@ -82,9 +84,10 @@ def test_conditional_disaggregation_from_a_file(capsys):
     assert shown["transfer_layers"] == one.deployment.model.layers
     show(one, explain(one))
     text = " ".join(capsys.readouterr().out.split())
-    assert (
-        "for a mean prompt, links shared; layer by layer, from the start of the step that completes a prompt;" in text
-    )
+    link, transfer = side.kv_transfer, re.search(r"KV transfer (\S+) (us|ms) for a mean prompt, links shared;", text)
+    last = re.search(r"the step that completes a prompt to (\S+) (us|ms) or more after its end;", text)
+    all_s, last_s = (float(one[1]) * {"us": 1e-6, "ms": 1e-3}[one[2]] for one in (transfer, last))
+    assert last_s == pytest.approx(link.fixed_s + (all_s - link.fixed_s) / link.layers, rel=0.01)
     assert "a request is recomputed that waits 2.00 s for it" in text
     assert "prompts of up to 512 tokens, and any while 8 or more wait on the prefill side" in text
     for bad in ("max_local_prefill_length = -1", "max_prefill_queue_size = 0", 'link_sharing = "some"'):

@@ -372,7 +372,11 @@ def test_all_gather_and_reduce_scatter_of_nccl(shared, gpu, version, bounds):
     ],
 )
 def test_experts_on_different_gpus_of_vllm(shared, gpu, dtype, balance, bounds):
-    """The fused experts of the busiest of 2 to 256 GPUs, which has all tokens; ``balance`` is how they are routed."""
+    """The fused experts of the busiest of 2 to 256 GPUs, which has all tokens; ``balance`` is how they are routed.
+
+    FP8 with scales by block has bounds 0.03 to 0.04 above those of a roofline without the kernels that quantize the
+    inputs: complete deployments, to which the hosts are fitted, need these kernels.
+    """
     rows = pl.read_parquet(shared(f"{AIC}/{gpu.lower()}_sxm/moe/vllm/0.24.0/moe_perf.parquet")).filter(
         pl.col("moe_dtype") == dtype,
         pl.col("moe_ep_size") > 1,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import runpy
 import subprocess
 import sys
-from html.parser import HTMLParser
-from urllib.parse import unquote, urldefrag
 
 import pytest
 from browser import until
@@ -14,22 +12,6 @@ from documents import ROOT
 from selenium.webdriver.common.by import By
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
-
-
-class Page(HTMLParser):
-    """The anchors of a page, where its links lead, and what it loads."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.anchors, self.links, self.loaded = set(), [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        values = dict(attrs)
-        self.anchors |= {values.get("id"), values.get("name")}
-        self.links += [values["href"]] if "href" in values else []
-        self.loaded += [values["src"]] if "src" in values else []
-        self.loaded += [values["href"]] if tag == "link" and "href" in values else []
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +24,8 @@ def site(tmp_path_factory):
 
 
 def test_links_and_anchors_of_the_site_resolve(site):
-    pages = {path: Page(path.read_text("utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}
-    broken = []
-    for path, page in pages.items():
-        for link in {*page.links, *page.loaded}:
-            if re.match(r"https?:|data:|mailto:", link):
-                broken += [(path.name, link)] if link in page.loaded else []  # nothing comes from another host
-                continue
-            place, anchor = urldefrag(link)
-            target = (path.parent / unquote(place)).resolve() if place else path
-            missing = anchor and target in pages and unquote(anchor) not in pages[target].anchors
-            broken += [(path.name, link)] if missing or not target.exists() else []
-    assert len(pages) > 80
+    pages, broken = runpy.run_path(str(ROOT / "tools/site.py"))["broken_links"](site)
+    assert pages > 80
     assert broken == []
 
 

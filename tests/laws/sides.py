@@ -42,6 +42,7 @@ HANDOVERS = (
     KVTransfer(0.003, 1.0, 3e3, sharing="fair", layers=3),
     KVTransfer(0.0, 0.0, 1e5, sharing="fair", layers=2),
     KVTransfer(0.1, 10.0, 1e5, timeout_s=0.02, kv_load_failure_policy="recompute"),
+    KVTransfer(0.1, 10.0, 1e5, timeout_s=0.02, kv_load_failure_policy="recompute", layers=3),
 )
 
 

@@ -89,10 +89,10 @@ def test_recomputation_takes_at_most_the_share_of_idle_time_and_what_the_margin_
 @given(st.data())
 def test_a_closed_gate_leaves_memory_idle_for_as_long_as_recomputation_pays_for_and_half_a_turnover(by, data):
     """In steps after which the gate is closed, by the sum over a run, in times in which its tokens fill the cache."""
-    share, adapted = data.draw(st.floats(0.05, 2.0)), []
+    share, adapted, own = data.draw(st.floats(0.05, 2.0)), [], MemoryGate.adapt
 
-    def adapt(gate: MemoryGate, spent_s: float, idle_s: float, turnovers_per_s: float, _finished: int = 0) -> None:
-        gate.margin = adapted_margin(gate.margin, share, spent_s, idle_s, turnovers_per_s)
+    def adapt(gate: MemoryGate, spent_s: float, idle_s: float, turnovers_per_s: float, finished: int = 0) -> None:
+        own(gate, spent_s, idle_s, turnovers_per_s, finished)
         adapted.append((gate, gate.margin, spent_s * turnovers_per_s, idle_s * turnovers_per_s))
 
     if by == "steps":

@@ -81,7 +81,8 @@ def test_the_page_escapes_names_and_is_the_same_every_time(found, runs, tmp_path
     assert "<b>roomy</b>" not in page
     assert "the client &lt;i&gt;was&lt;/i&gt; late." in page
     assert "The client sent requests 5 ms late on average" in page
-    assert page.index("Warnings</h2>") < page.index("Errors of A</h2>")
+    assert page.index('<dl class="numbers">') < page.index("<figure")
+    assert page.index("The answer</h2>") < page.index("late.</li>") < page.index("Errors of A</h2>")
 
 
 def figures_of(path) -> list[dict]:

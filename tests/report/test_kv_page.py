@@ -177,6 +177,7 @@ def test_error_bars_of_shares_end_at_0_and_100_percent(tmp_path):
     sizes = tuple(replace(size(f"{i}", 10_000 + i, 0.3), token_share=share) for i, share in enumerate(shares))
     write_kv_html(tmp_path / "page.html", replace(STUDY, sizes=sizes))
     page = (tmp_path / "page.html").read_text("utf-8")
+    assert page.index('<dl class="numbers">') < page.index("<figure")
     found = json.loads(re.search(r'<script[^>]*id="figures"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
     (marks,) = (curve for curve in found[0]["curves"] if curve["mode"] == "markers")
     assert marks["down"] == [pytest.approx(0.01), *[pytest.approx(0.05)] * 2, None]

@@ -99,6 +99,7 @@ def test_the_page_holds_every_number_and_escapes_names(found, tmp_path) -> None:
     assert "&lt;/script&gt;&lt;b&gt;model&lt;/b&gt;" in page
     assert "<b>model</b>" not in page
     assert page.count("<details>") == 6
+    assert page.index('<dl class="numbers">') < page.index("<figure")
     assert "https://" not in page.split("</style>")[1].split("<script")[0]
     write_lab_html(tmp_path / "again.html", found)
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "lab.html").read_bytes()

@@ -59,6 +59,7 @@ def test_pages_are_escaped_and_the_same_again(bins, tmp_path):
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert "&lt;b&gt;&amp;" in text
     assert "<li><b>&" not in text
+    assert text.index('<dl class="numbers">') < text.index("<figure")
     assert "NaN" not in text.split('id="figures">')[1].split("</script>")[0]
 
 

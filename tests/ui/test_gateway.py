@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import math
 import shlex
 import socket
+import threading
+import time
 from functools import cache, reduce
 
 import pytest
@@ -132,14 +135,30 @@ def test_only_the_state_of_a_named_address_is_read(answers, message):
     assert answers.paths == ["/state.json"]
 
 
-def test_a_gateway_that_does_not_answer_is_an_error_within_the_timeout(monkeypatch):
-    monkeypatch.setattr(gateway, "TIMEOUT_S", 0.05)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(InputError, match="does not answer"):
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\nname: ", b"HTTP/1.1 200 OK\r\n\r\n["])
+def test_a_gateway_that_does_not_answer_is_an_error_within_the_timeout(monkeypatch, sent):
+    """It is silent, or sends a header or a body without an end, a byte at a time."""
+    monkeypatch.setattr(gateway, "TIMEOUT_S", 0.2)
+
+    def send(listener):
+        with contextlib.suppress(OSError), listener.accept()[0] as connection:  # until the other side closes it
+            connection.sendall(sent)
+            while sent:
+                connection.sendall(b" ")
+                time.sleep(0.01)
+            connection.recv(1 << 16)
+            connection.recv(1 << 16)
+
+    with socket.socket() as slow:
+        slow.bind(("127.0.0.1", 0))
+        slow.listen()
+        server = threading.Thread(target=send, args=(slow,))
+        server.start()
+        address = f"http://127.0.0.1:{slow.getsockname()[1]}"
+        with pytest.raises(InputError, match=r"does not answer .*timed out"):
             gateway.live((address,), {"gateway": address}, task())
+        server.join(60)
+        assert not server.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,15 @@ def send(address, path="/answers/plan/answer", body=b"{}", method="POST", **head
     return found
 
 
-@pytest.mark.parametrize("fields", [{}, {"workload": "300/40", "policy": "orca", "tp": 2, "replicas": 2, "ttft": "2s"}])
-def test_the_command_gives_the_numbers_of_the_page(fields, tmp_path, capsys):
+@pytest.mark.parametrize("fields", [{}, {"workload": "300/40", "policy": "orca", "tp": 2, "replicas": 2, "ttft": "2s"},
+                                    {"usd_per_hour": 0.25, "pp": 2, "tp": 1}])  # fmt: skip
+def test_the_command_gives_the_numbers_of_the_page(fields, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     found = plan.answer({"gpu": "L40S", "rate": 3.0, **fields}, complete=True)
+    for name, text in found["gpu_files"].items():
+        (tmp_path / name).write_text(text)
+    if "usd_per_hour" in fields:
+        assert found["deployment"] == "2 x L40S, tp 1, pp 2, 0.50 $/h"
     words = shlex.split(found["command"])
     assert main([*words[1:], "--json", str(tmp_path / "numbers.json")]) == 0
     capsys.readouterr()
@@ -44,7 +50,7 @@ def test_the_command_gives_the_numbers_of_the_page(fields, tmp_path, capsys):
     chosen = chart["rates"].index(3.0)
     assert chart["values"][chosen] == pytest.approx(by_command["summary"]["ttft_s"]["p90"]["value"])
     assert chart["half_widths"][chosen] == pytest.approx(by_command["summary"]["ttft_s"]["p90"]["half_width"])
-    assert loads(found["scenario"]).to_toml() == by_command["scenario"]
+    assert loads(found["scenario"]).to_toml() == by_command["scenario"].replace(f"{tmp_path}/", "")
 
 
 def test_a_complete_answer_has_intervals_and_the_first_one_is_a_seed_of_it():

@@ -9,6 +9,7 @@ import zipfile
 
 import pytest
 
+from lengthwise import catalog
 from lengthwise.cli import main
 from lengthwise.config import loads
 from lengthwise.schema.errors import InputError
@@ -22,11 +23,30 @@ def job(values, function=search.run):
     return Task(Pool(threads=1).session(None), "", JOB, lambda task: function(values, task))
 
 
+def bursts():
+    """A trace in which two requests arrive at once, every 0.4 s."""
+    rows = [f"{0.4 * (at // 2):g},{50 + at % 300},{20 + at % 60}" for at in range(900)]
+    return "\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]).encode()
+
+
 @pytest.mark.slow
-def test_the_command_gives_the_answer_of_the_page_and_the_files_are_of_the_chosen_one(tmp_path, capsys):
-    task = job(FIELDS)
-    outcome = search.run(FIELDS, task)
+@pytest.mark.parametrize("replayed", [False, True])
+def test_the_command_gives_the_answer_of_the_page_and_the_files_are_of_the_chosen_one(
+    replayed, tmp_path, capsys, monkeypatch
+):
+    task, fields = job(FIELDS), FIELDS
+    if replayed:
+        (tmp_path / "calls.csv").write_bytes(bursts())
+        monkeypatch.chdir(tmp_path)
+        fields = {**FIELDS, "trace_file": task.session.store("calls.csv", bursts()), "replay": True}
+        fields["prices"] = {"H100": 1.5, "L40S": 0.5}
+    outcome = search.run(fields, task)
     found = outcome.answer
+    for name, text in found["gpu_files"].items():
+        (tmp_path / name).write_text(text)
+    prices = {choice["price"] / choice["gpus"] for choice in found["columns"]["choices"]}
+    assert prices == {1.5 if replayed else catalog.gpu("H100").price_per_hour_usd}
+    assert "toml" not in json.dumps(found["columns"])
     json.dumps(found, allow_nan=False)
     assert task.progress[1] == task.progress[2] > 0
     words = shlex.split(found["command"])
@@ -44,6 +64,8 @@ def test_the_command_gives_the_answer_of_the_page_and_the_files_are_of_the_chose
         loads(files["scenario"].content.decode()).deployment.tp == by_command["choices"][0]["settings"]["deployment.tp"]
     )
     assert best["name"] in files["report"].content.decode()
+    chosen = loads(files["scenario"].content.decode())
+    assert chosen.workload.is_replay == loads(found["scenario"]).workload.is_replay == replayed
     names = zipfile.ZipFile(io.BytesIO(files["launch"].content)).namelist()
     assert any(name.endswith("scenario.toml") for name in names)
     assert all(name.startswith("launch/") for name in names)
@@ -71,6 +93,8 @@ def test_a_cancelled_search_ends_at_its_next_evaluation():
         ({"tp": ["3"]}, "no tp named"),
         ({"ttft.p90": "2s, x = 1"}, "ttft.p90 must be"),
         ({"num_requests": 1e9}, "num_requests must be"),
+        ({"prices": {"H100": -1}}, "the price of H100 must be"),
+        ({"prices": {"../x": 1}}, "no GPU named"),
         ({"workload": "a.csv"}, "no workload named"),
     ],
 )

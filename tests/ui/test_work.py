@@ -37,6 +37,19 @@ def test_a_thread_is_free_for_first_answers_while_jobs_and_complete_answers_run(
     assert all(task.future.result(LIMIT_S) for task in long)
 
 
+def test_jobs_that_run_together_have_few_threads_for_their_work():
+    """The first has all processors of jobs, the second half of them: together at most n (1 + ln n)."""
+    pool, gate = Pool(threads=10), threading.Event()
+    jobs = []
+    for at in range(8):
+        started = threading.Event()
+        work = lambda _, started=started: (started.set(), gate.wait(LIMIT_S))  # noqa: E731
+        jobs.append(pool.add(Task(pool.session(None), f"{at}", JOB, work)))
+        assert started.wait(LIMIT_S)
+    assert [task.threads for task in jobs] == [8, 4, 2, 2, 1, 1, 1, 1]
+    gate.set()
+
+
 def test_the_newest_answer_of_a_tab_ends_its_older_ones_and_no_others():
     pool, gate, started = Pool(threads=1), threading.Event(), threading.Event()
     session = pool.session(None)

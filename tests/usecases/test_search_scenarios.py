@@ -450,6 +450,10 @@ def test_a_replayed_trace_is_searched_by_its_parts(tmp_path):
     with search.threads(2) as workers:
         best = search_module.plan(loads(text), workers).plans[0].best
     assert best.capacity_rps.has_interval
+    again = search_module.scenario_of_choice(requested(text)[0], best)
+    arrival_s = variants.build(again)[0].workload(0).arrival_s
+    assert len(arrival_s) == 2000  # its own arrivals, at the rate of the choice
+    assert (len(arrival_s) - 1) / (arrival_s[-1] - arrival_s[0]) == pytest.approx(best.at.rate_rps)
 
 
 def test_capacity_has_the_default_limit():

@@ -169,7 +169,7 @@ def show(variant: Variant, found: Explanation) -> None:
         named = zip(("prefill", "decode"), d.sides, strict=True)
         rows = [
             *((f"{name} side", f"{_degrees(side.parallel)}, on {side.hardware}") for name, side in named),
-            ("KV transfer", transfer + _transfer_rules(d.decode.kv_transfer)),
+            ("KV transfer", transfer + _transfer_rules(d.decode.kv_transfer, sides.transfer_s)),
             ("prefilled by decode side", _local_prefill(d.decode)),
         ]
     print_properties(
@@ -201,11 +201,15 @@ def show(variant: Variant, found: Explanation) -> None:
         typer.echo(f"note: {note}")
 
 
-def _transfer_rules(link: KVTransfer) -> str:
-    """Return what simultaneous transfers do, and what happens to those that wait for too long."""
+def _transfer_rules(link: KVTransfer, mean_s: float) -> str:
+    """Return what simultaneous transfers do, when they begin and end, and what happens to those that wait too long."""
     late = "fails" if link.kv_load_failure_policy == "fail" else "is recomputed"
     limit = f"; a request {late} that waits {duration(link.timeout_s)} for it" if math.isfinite(link.timeout_s) else ""
-    early = "; layer by layer, from the start of the step that completes a prompt" if link.layers else ""
+    early = ""
+    if link.layers:  # what remains after a step that is at least as long as the transfer of the other layers
+        last_s = link.fixed_s + max(0.0, mean_s - link.fixed_s) / link.layers
+        early = "; layer by layer, from the start of the step that completes a prompt to "
+        early += f"{duration(last_s)} or more after its end"
     return _SHARING[link.sharing] + early + limit
 
 

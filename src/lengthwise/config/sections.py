@@ -567,7 +567,7 @@ class SchedulerSection(Section):
     reserve: bool | None = None
     # with reserve: time of recomputation over idle time (decoding time x share of memory free while requests wait)
     max_recompute_share: Annotated[NotNan, Field(ge=0)] | None = None
-    # with reserve: most preemptions per request for lack of memory, kept by reserving more; inf: no limit
+    # with reserve: a budget of preemptions for lack of memory per request; each one raises the margin; inf: no budget
     max_preemptions_per_request: Annotated[NotNan, Field(ge=0)] | None = None
 
 

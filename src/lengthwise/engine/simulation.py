@@ -17,7 +17,7 @@ from lengthwise.schema.workload import Workload
 
 LOG_ROWS = 200_000
 ENGINES = ("kernel", "reference")
-COMPILE_S = 20.0  # a run that takes the reference no longer than this need not wait for the compilation
+MAX_REFERENCE_S = 20.0  # a run that takes the reference no longer than this need not wait for the compilation
 _STEP_S, _TOKEN_S, _REQUEST_S = 7e-5, 2.5e-6, 1e-4
 """CPU seconds by step, output token and request, fitted to 500 chats on a core that compiles the kernel in 25 s."""
 
@@ -139,12 +139,13 @@ def warm_up(seconds: Callable[[], float] = lambda: math.inf) -> str:
     """Return the engine for the next runs, "kernel", or "reference" while the kernel is compiled in the background.
 
     Call this before several threads or processes simulate. If the kernel is not ready and the reference takes at most
-    COMPILE_S for these runs (``seconds()``, see ``reference_s``), a detached process compiles the kernel for later
-    ones. Otherwise, with LENGTHWISE_COMPILE=wait, and in CI, compile it now. Results are the same to the last bit.
+    MAX_REFERENCE_S for these runs (``seconds()``, see ``reference_s``), a detached process compiles the kernel for
+    later ones. Otherwise, with LENGTHWISE_COMPILE=wait, and in CI, compile it now. Results are the same to the last
+    bit.
     """
     if ready():
         return "kernel"
-    in_background = seconds() <= COMPILE_S and compile_in_background()
+    in_background = seconds() <= MAX_REFERENCE_S and compile_in_background()
     for listener in _listeners:
         listener(in_background)
     if in_background:

@@ -45,7 +45,12 @@ class CalibrationPage:
 def write_calibration_html(path: Path | str, page: CalibrationPage) -> None:
     """Write a self-contained HTML page of a calibration."""
     figures = [_figure(i, pair) for i, pair in enumerate(page.cdfs)]
-    context = {"heading": page.heading, "metadata": page.metadata, "page": page, "lines": LINES}
+    cards = [
+        (f"{metric} p50, {run}", after, f"{before} before; {interval}")
+        for run, metric, statistic, _, before, after, interval in page.errors[1:]
+        if statistic == "p50"
+    ]
+    context = {"heading": page.heading, "metadata": page.metadata, "cards": cards, "page": page, "lines": LINES}
     write_page(path, "calibrate", data=figures, ids=[figure["id"] for figure in figures], **context)
 
 

@@ -14,7 +14,7 @@ from lengthwise.metrics import Comparison, MetricDistance, MetricError, Side
 from lengthwise.report import curves
 from lengthwise.report.curves import Figure, json_numbers
 from lengthwise.report.fitted_table import FittedTable, boxed_table
-from lengthwise.report.formatting import MINUS, UNKNOWN, amount, buckets, capitalized
+from lengthwise.report.formatting import UNKNOWN, amount, buckets, capitalized, signed
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text
 from lengthwise.schema.files import write_atomic
@@ -36,7 +36,7 @@ def _scale(comparison: Comparison, metric: str) -> tuple[float, str]:
 
 
 def _signed(share: float) -> str:
-    return f"{100 * share:+z,.{1 if abs(share) < 0.1 else 0}f}".replace("-", MINUS)
+    return signed(100 * share, 1 if abs(share) < 0.1 else 0)
 
 
 def _percent(share: float) -> str:
@@ -142,6 +142,14 @@ def write_compare_html(path: Path | str, comparison: Comparison, a: RunResult, b
         data=[figure for group in drawn.values() for figure in group],
         heading=f"{comparison.a.name} against {comparison.b.name}",
         metadata=metadata + ([f"without the first {comparison.warmup_s:g} s"] if comparison.warmup_s else []),
+        cards=[
+            (
+                f"{NAMES[metric]} p50",
+                _percent(comparison[f"{metric}.p50"].error),
+                _interval(comparison[f"{metric}.p50"]),
+            )
+            for metric in latencies
+        ],
         comparison=comparison,
         method=_method(comparison),
         ids={name: [figure["id"] for figure in group] for name, group in drawn.items()},

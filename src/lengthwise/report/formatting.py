@@ -57,6 +57,11 @@ def model_text(estimate: Estimate, scale: float = 1.0) -> str:
     return f"({span(estimate.model_low * scale, estimate.model_high * scale)})".replace("inf", "\N{INFINITY}")
 
 
+def signed(value: float, decimals: int = 1) -> str:
+    """Return a number with its sign, which is a true minus below 0 ("+1.2")."""
+    return f"{value:+z,.{decimals}f}".replace("-", MINUS)
+
+
 def percent(share: float) -> str:
     """Return a share as a percentage without decimals ("37 %"), or with one decimal if it is below 1 %."""
     if not math.isfinite(share):

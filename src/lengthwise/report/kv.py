@@ -210,6 +210,27 @@ def _figures(study: KvStudy) -> list[Figure]:
     return drawn
 
 
+def _cards(study: KvStudy) -> list[tuple[str, str, str]]:
+    """Return the answer's numbers as (label, value, interval or note)."""
+    cards = [("Unlimited cache finds", _percent(study.curve[-1].token_share), "of the prompt tokens")]
+    if study.curve[-1].token_share.value > 0:
+        size, _, tokens = _size_for(study, 0.9).partition(" (")
+        cards.append(("90 % of that needs", size, f"per replica{f' ({tokens}' if tokens else ''}"))
+    cards += [
+        ("GPU pool finds", _percent(size.token_share), f"with {amount(size.gb)} GB per replica")
+        for size in study.sizes
+        if size.name == "GPU pool"
+    ]
+    priced = [size for size in study.sizes if math.isfinite(size.net_usd_per_hour.value)]
+    if priced:
+        best = max(priced, key=lambda size: size.net_usd_per_hour.value)
+        net = _signed(best.net_usd_per_hour)
+        cards.append(
+            ("Net saving, $/h", net.text, " ".join(filter(None, (net.interval, net.model, f"with {best.name}"))))
+        )
+    return cards
+
+
 def write_kv_html(path: Path | str, study: KvStudy) -> None:
     """Write an HTML page with the answers, curves and numbers of a study."""
     drawn = _figures(study)
@@ -220,6 +241,7 @@ def write_kv_html(path: Path | str, study: KvStudy) -> None:
         data=drawn,
         heading="What a prefix cache finds",
         metadata=(study.name, *study.metadata),
+        cards=_cards(study),
         answers=answers(study),
         notes=study.notes,
         ids=[figure["id"] for figure in drawn],

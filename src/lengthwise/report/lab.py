@@ -136,6 +136,25 @@ def _grid(cells: list[Cell], decision: Verdict) -> SplitTable:
     return SplitTable(made, 2)
 
 
+def _cards(table: LabTable) -> list[tuple[str, str, str]]:
+    """Return the answer's numbers as (label, value, note): those of the largest gain, or of known lengths."""
+    won = [decision for decision in table.decisions if decision.is_improvement]
+    cards = [("Worth it", f"{len(won)} of {len(table.decisions)}", "loads and batch sizes")]
+    ends = [
+        cell
+        for one in won or table.decisions
+        for cell in table.at(one.batch, one.load)
+        if (cell.name == one.best if won else cell.policy == ORACLE)
+    ]
+    if ends:
+        best = min(ends, key=lambda cell: cell["jct.mean/fcfs"].value)
+        about = f"{NAMES.get(best.policy, best.name)}, {place_text(table, best.batch, best.load)}"
+        for name in ("jct.mean/fcfs", "jct.p99/fcfs", "jct.mean"):
+            metric = BY_NAME[name]
+            cards.append((metric.label, " ".join(filter(None, (*_texts(metric, best[name]), metric.unit))), about))
+    return cards
+
+
 def write_lab_html(path: Path | str, table: LabTable) -> None:
     """Write a self-contained HTML page of a lab. Raises InputError if there are no results."""
     _check_table(table)
@@ -153,6 +172,7 @@ def write_lab_html(path: Path | str, table: LabTable) -> None:
         data=_columns(table),
         heading=table.name or "Is length-aware scheduling worth it?",
         metadata=[*table.metadata.values(), f"{table.requests:,} requests", counted(table.seeds, "seed")],
+        cards=_cards(table),
         heads=["", *heads],
         places=places,
         level=f"{100 * table.level:g} %",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lengthwise.report.curves import Figure
-from lengthwise.report.formatting import amount, counted, model_text, percent, rounded
+from lengthwise.report.formatting import PLUS_MINUS, amount, counted, model_text, percent, rounded
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.report.theory import estimate_cell, figure_of, line_of, marks_of
@@ -149,6 +149,23 @@ def _figures(study: SpeculationStudy) -> list[Figure]:
     ]  # fmt: skip
 
 
+def _cards(study: SpeculationStudy) -> list[tuple[str, str, str]]:
+    """Return the answer's numbers as (label, value, interval or note)."""
+
+    def ratio(value: Estimate) -> str:
+        text, half = rounded(value.value, value.half_width)
+        return f"x {text}{f' {PLUS_MINUS} {half}' if half else ''}"
+
+    cards, others = [], study.lengths[1:]
+    for at in dict.fromkeys((0, len(study.loads) - 1)):
+        best, load = max(others, key=lambda one: one.tpot_speedup[at].value), f"at {percent(study.loads[at])} load"
+        proposed = f"faster, {best.tokens} proposed"
+        cards.append((f"TPOT {load}", ratio(best.tpot_speedup[at]), proposed))
+        cards.append((f"JCT {load}", ratio(best.jct_speedup[at]), proposed))
+    best = max(others, key=lambda one: one.capacity_rps.value)
+    return [*cards, ("Capacity", ratio(_capacity_ratio(study, best)), f"of that without, {best.tokens} proposed")]
+
+
 def write_speculation_html(path: Path | str, study: SpeculationStudy) -> None:
     """Write an HTML page with the answers, curves and numbers of a study."""
     drawn = _figures(study)
@@ -160,6 +177,7 @@ def write_speculation_html(path: Path | str, study: SpeculationStudy) -> None:
         data=drawn,
         heading="Does speculative decoding help at your load?",
         metadata=(study.name, *study.metadata, f"{study.requests:,} requests", counted(study.seeds, "seed")),
+        cards=_cards(study),
         answers=answers(study),
         notes=study.notes,
         ids=[figure["id"] for figure in drawn],

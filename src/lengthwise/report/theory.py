@@ -81,6 +81,28 @@ def _queue_answers(study: QueueStudy) -> list[str]:
     return sentences
 
 
+def _multibin_cards(study: MultiBinStudy) -> list[tuple[str, str, str]]:
+    """Return the answer's numbers as (label, value, note)."""
+    best = max(study.rows, key=lambda row: row.throughput_rps)
+    return [
+        ("Bins", str(best.bins), f"best of {len(study.rows)}, batches of {study.batch}"),
+        ("Requests/s", amount(best.throughput_rps), f"{amount(study.one_bin_rps)} with one bin"),
+        ("Gain over one bin", percent(best.throughput_rps / study.one_bin_rps - 1), "in requests/s"),
+        ("Of the capacity", percent(best.throughput_rps / study.capacity_rps), "with infinitely many bins"),
+    ]
+
+
+def _queue_cards(study: QueueStudy) -> list[tuple[str, str, str]]:
+    """Return the answer's numbers as (label, value, note), at the highest load."""
+    fcfs, srpt, sprpt = (study.orders[name][-1] for name in ("fcfs", "srpt", "sprpt"))
+    return [
+        ("Mean time, FCFS", seconds(fcfs.mean_s), f"at a load of {study.loads[-1]:g}"),
+        ("With known lengths", seconds(srpt.mean_s), f"SRPT, {percent(srpt.mean_s / fcfs.mean_s)} of FCFS"),
+        ("With predicted lengths", seconds(sprpt.mean_s), f"SPRPT, {percent(sprpt.mean_s / fcfs.mean_s)} of FCFS"),
+        ("Retained", percent(share_retained(fcfs, sprpt, srpt)), "of the gain of known lengths"),
+    ]
+
+
 def write_theory_html(path: Path | str, study: MultiBinStudy | QueueStudy) -> None:
     """Write an HTML page with the answers, curves and numbers of a study."""
     is_multibin = isinstance(study, MultiBinStudy)
@@ -92,6 +114,7 @@ def write_theory_html(path: Path | str, study: MultiBinStudy | QueueStudy) -> No
         data=drawn,
         heading="What bins are worth" if is_multibin else "What a scheduling order is worth",
         metadata=study.metadata,
+        cards=_multibin_cards(study) if isinstance(study, MultiBinStudy) else _queue_cards(study),
         answers=answers(study),
         is_multibin=is_multibin,
         ids=[figure["id"] for figure in drawn],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import json
 import math
 import shlex
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,6 +16,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from lengthwise.gateway import observe
 from lengthwise.report.formatting import UNKNOWN, amount, capitalized, percent, seconds
 from lengthwise.schema.errors import InputError
 from lengthwise.ui.page import Download, Outcome, Page, Values, fields_of, require_name, require_number
@@ -49,9 +52,7 @@ def page(gateways: Sequence[str] = ()) -> Page:
 
 def choices(gateways: Sequence[str]) -> dict[str, Any]:
     """Return the gateways, the routers of a replay, and the defaults of the fields."""
-    from lengthwise.gateway.observe import ROUTERS
-
-    return {"gateways": list(gateways), "routers": ["all", *ROUTERS], "defaults": DEFAULTS}
+    return {"gateways": list(gateways), "routers": ["all", *observe.ROUTERS], "defaults": DEFAULTS}
 
 
 def _address(given: str) -> str:
@@ -84,6 +85,25 @@ def _not_a_gateway(address: str) -> InputError:
     )
 
 
+class _Until(io.RawIOBase):
+    """Reads from a connection until ``end_s``. A timeout is that of one read, and a slow server needs many."""
+
+    def __init__(self, end_s: float, connection: socket.socket) -> None:
+        self._end_s, self._connection = end_s, connection
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        if (left_s := self._end_s - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
 def fetched_state(address: str, task: Task) -> Any:
     """Return the JSON of an admin port. Raises InputError if there is none within TIMEOUT_S and MAX_STATE_BYTES."""
     at, end_s = urlsplit(address), time.monotonic() + TIMEOUT_S
@@ -92,14 +112,13 @@ def fetched_state(address: str, task: Task) -> Any:
     try:
         with contextlib.closing(connect(at.hostname or "", at.port, timeout=TIMEOUT_S)) as connection:
             connection.request("GET", f"{at.path}/state.json")  # which follows no redirect
-            response = connection.getresponse()
+            response = http.client.HTTPResponse(_Until(end_s, connection.sock))  # type: ignore[arg-type]
+            response.begin()
             while response.status == http.HTTPStatus.OK and (part := response.read1(1 << 16)):
                 body += part
                 task.check()
                 if len(body) > MAX_STATE_BYTES:
                     raise _not_a_gateway(address)
-                if time.monotonic() > end_s:
-                    raise TimeoutError("timed out")
         if response.status != http.HTTPStatus.OK:
             raise InputError(f"{address}/state.json answers with status {response.status}; is it an admin address?")
         return json.loads(body)
@@ -162,10 +181,6 @@ def _longest(wait_s: float | None) -> str:
     return f"the longest for {seconds(_number(wait_s))}"
 
 
-def _signed(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{100 * share:+.1f} %"
-
-
 def _change_card(change: Any) -> dict[str, str]:
     """Return the change of the mean JCT against FCFS, with the label and the interval of the admin page."""
     if change is None:
@@ -173,8 +188,9 @@ def _change_card(change: Any) -> dict[str, str]:
     label = "Mean JCT against FCFS" + ("" if change["in_use"] else f" if {change['order']}")
     if not change["is_known"] or change["value"] is None:
         return _card(label, UNKNOWN, "", "the engines do not behave as fitted")
-    interval = "" if change["low"] is None else f"{_signed(change['low'])} to {_signed(change['high'])}; "
-    return _card(label, _signed(change["value"]), "", f"{interval}simulated on {change['requests']:,} requests")
+    value, *ends = (observe.format_share(_number(change[key])) for key in ("value", "low", "high"))
+    interval = "" if change["low"] is None else f"{' to '.join(ends)}; "
+    return _card(label, value, "", f"{interval}simulated on {change['requests']:,} requests")
 
 
 def _engine(one: Any, workers: Any) -> list[str]:
@@ -192,10 +208,11 @@ def _engine(one: Any, workers: Any) -> list[str]:
 def _policy(one: Any) -> list[str]:
     def with_interval(values: Any, text: Callable[[Any], str]) -> str:
         value, low, high = (None,) * 3 if values is None else values
-        return text(value) + ("" if low is None else f" ({text(low)} to {text(high)})")
+        interval = "" if low is None else f" ({text(low)} to {text(high)})"
+        return UNKNOWN if value is None else text(value) + interval
 
-    columns = [with_interval(one["jct"][at], lambda x: seconds(_number(x))) for at in (0, 3)]
-    changes = [with_interval(one[name], _signed) for name in ("mean_change", "p99_change")]
+    columns = [with_interval(one["jct"][at], seconds) for at in (0, 3)]
+    changes = [with_interval(one[name], observe.format_share) for name in ("mean_change", "p99_change")]
     return [f"{one['name']}, {one['kind']}", f"{one['count']:,}", *columns, *changes]
 
 
@@ -205,8 +222,6 @@ def replay(values: Values, task: Task) -> Outcome:
 
     Raises InputError for unknown fields and names, for wrong values, and for a file that is no journal.
     """
-    from lengthwise.gateway import observe
-
     fields = _checked(values)
     journal = task.session.file(fields["journal"])
     task.report("reading the journal", 0, 0)
@@ -253,7 +268,8 @@ def _ordered(found: Any) -> dict[str, Any]:
 
 
 def _change(label: str, change: Any) -> dict[str, str]:
-    return _card(label, _signed(change.value), "", f"{_signed(change.low)} to {_signed(change.high)}")
+    value, low, high = map(observe.format_share, (change.value, change.low, change.high))
+    return _card(label, value, "", f"{low} to {high}")
 
 
 def _routed(found: Any) -> dict[str, Any]:
@@ -281,8 +297,6 @@ def _routed(found: Any) -> dict[str, Any]:
 
 
 def _checked(values: Values) -> Values:
-    from lengthwise.gateway.observe import ROUTERS
-
     fields = fields_of(values, DEFAULTS)
     if not fields["journal"]:
         raise InputError("choose the journal that lengthwise serve --journal wrote")
@@ -290,10 +304,10 @@ def _checked(values: Values) -> Values:
     require_number("max_wait_s", fields["max_wait_s"])
     if not isinstance(fields["windowed"], bool):
         raise InputError(f"windowed must be true or false; it is {fields['windowed']!r}")
-    if not isinstance(fields["routers"], list) or not 0 < len(fields["routers"]) <= len(ROUTERS) + 1:
+    if not isinstance(fields["routers"], list) or not 0 < len(fields["routers"]) <= len(observe.ROUTERS) + 1:
         raise InputError(f"routers must be a list of at least one name; it is {fields['routers']!r}")
     for name in fields["routers"]:
-        require_name("router", name, ("all", *ROUTERS))
+        require_name("router", name, ("all", *observe.ROUTERS))
     return fields
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from lengthwise import catalog, workload
+from lengthwise.config.files import also_allow
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.ui.work import Task
 
@@ -96,6 +103,24 @@ def require_time(name: str, value: Any) -> str:
     if not re.fullmatch(r"\d+(\.\d+)?(ms|s)", str(value)):
         raise InputError(f'{name} must be a time such as "500ms" or "2s"; it is {value!r}')
     return str(value)
+
+
+@contextmanager
+def priced_gpus(prices_usd: Mapping[str, float]) -> Iterator[dict[str, Path]]:
+    """Yield, by name of a GPU, a file that changes its price per hour. The files are deleted at the end."""
+    also_allow(_folder())
+    with tempfile.TemporaryDirectory(dir=_folder()) as place:
+        made = {name: Path(place) / f"{name}.toml" for name in prices_usd}
+        for name, path in made.items():
+            path.write_text(f"[{json.dumps(name)}]\nprice_per_hour_usd = {prices_usd[name]:.15g}\n", "utf-8")
+        yield made
+
+
+@cache
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="lengthwise-ui-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def html(page: Page, pages: Sequence[Page]) -> tuple[str, str]:

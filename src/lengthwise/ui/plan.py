@@ -27,6 +27,7 @@ from lengthwise.ui.page import (
     Page,
     Values,
     fields_of,
+    priced_gpus,
     require_model,
     require_name,
     require_number,
@@ -41,6 +42,8 @@ from lengthwise.usecases.variants import build
 
 SHORT = ("model", "gpu", "workload", "rate", "tp")
 SETTINGS = {
+    "pp": "deployment.pp",
+    "dp": "deployment.dp",
     "replicas": "deployment.replicas",
     "max_num_seqs": "engine.max_num_seqs",
     "max_num_batched_tokens": "engine.max_num_batched_tokens",
@@ -52,9 +55,12 @@ SETTINGS = {
 DEFAULTS: dict[str, Any] = {
     "model": "llama-3.1-8b",
     "gpu": "H100",
+    "usd_per_hour": 0,  # price of a GPU; 0: the catalog's
     "workload": "chat-1m",
     "rate": 20.0,
     "tp": None,
+    "pp": 1,
+    "dp": 1,
     "replicas": 1,
     "max_num_seqs": 256,
     "max_num_batched_tokens": 2048,
@@ -104,7 +110,7 @@ def choices() -> dict[str, Any]:
     schedulers = sorted({name.partition("(")[0] for axis, name, _ in policy.catalog() if axis == "scheduler"})
     return {
         "models": sorted(catalog.models()),
-        "gpus": sorted(catalog.gpus()),
+        "gpus": {name: gpu.price_per_hour_usd for name, gpu in sorted(catalog.gpus().items())},
         "workloads": list(workload.presets()),
         "policies": schedulers,
         "defaults": DEFAULTS,
@@ -131,7 +137,15 @@ def answer(
     """
     fields = _checked(values)
     paths = {name: files(fields[name]) for name in ("model_file", "trace_file") if fields[name] is not None}
+    prices_usd = {fields["gpu"]: fields["usd_per_hour"]} if fields["usd_per_hour"] else {}
+    with priced_gpus(prices_usd) as made:
+        paths |= {"gpu_file": made[fields["gpu"]]} if made else {}
+        return _simulated(fields, paths, complete=complete, check=check)
 
+
+def _simulated(
+    fields: Mapping[str, Any], paths: Mapping[str, Path], *, complete: bool, check: Callable[[], None]
+) -> dict[str, Any]:
     short, settings = _inputs(fields, paths)
 
     def shown(text: str) -> str:
@@ -148,6 +162,7 @@ def answer(
     result = simulate.result_of(outcome, text)
     table = {row.metric.key: row for row in rows([result])}
     deployed = outcome.variant.deployment
+    degrees = {name: getattr(deployed.parallel, name) for name in ("tp", "pp", "dp")}
     points = []
     for factor in CURVE:
         check()
@@ -161,13 +176,15 @@ def answer(
         points.append((rate, curve))
     return {
         "complete": complete,
-        "deployment": f"{deployed.gpus} x {deployed.gpu.name}, tp {deployed.parallel.tp}, "
-        f"{deployed.price_per_hour_usd:.2f} $/h",
+        "deployment": f"{deployed.gpus} x {deployed.gpu.name}, "
+        + "".join(f"{name} {degree}, " for name, degree in degrees.items() if degree > 1 or name == "tp")
+        + f"{deployed.price_per_hour_usd:.2f} $/h",
         "cards": [_card(table[key]) for key in CARDS if key in table],
         "charts": {key: _chart(key, points) for key in CHARTS},
         "shares": _shares(outcome),
         "bottleneck": plain(bottleneck_of(result)),
-        "notes": list(outcome.notes),
+        "notes": [shown(note) for note in outcome.notes],
+        "gpu_files": {path.name: path.read_text("utf-8") for name, path in paths.items() if name == "gpu_file"},
         "command": shown(_command(short, fields["trace_columns"], settings)),
         "scenario": shown(text),
     }
@@ -178,8 +195,9 @@ def _inputs(fields: Mapping[str, Any], paths: Mapping[str, Path]) -> tuple[dict[
     short = {name: fields[name] for name in SHORT}
     settings = [f"{key}={fields[name]}" for name, key in SETTINGS.items()]
     key, value = _rate(fields, fields["rate"], paths)
-    if "model_file" in paths:
-        short["model"] = str(paths["model_file"])
+    for name in ("model", "gpu"):
+        if f"{name}_file" in paths:
+            short[name] = str(paths[f"{name}_file"])
     if "trace_file" in paths:
         short["workload"] = str(paths["trace_file"])
         trace = _trace(paths["trace_file"], tuple(fields["trace_columns"]))
@@ -202,10 +220,7 @@ def _rate(fields: Mapping[str, Any], rate_rps: float, paths: Mapping[str, Path])
         return ("session_rate", rate_rps / fields["turns"]) if fields["turns"] > 1 else ("request_rate", rate_rps)
     if not fields["replay"]:
         return "request_rate", rate_rps
-    own_rps = _trace(paths["trace_file"], tuple(fields["trace_columns"])).rate_rps
-    if not math.isfinite(own_rps):
-        raise InputError("the trace has no arrivals to replay: all its requests arrive at once")
-    return "time_scale", own_rps / rate_rps
+    return "time_scale", _trace(paths["trace_file"], tuple(fields["trace_columns"])).time_scale(rate_rps)
 
 
 @dataclass(frozen=True)
@@ -214,7 +229,14 @@ class _Trace:
     rate_rps: float  # infinite if all requests arrive at once
     prompt_tokens: float  # means
     output_tokens: float
+    first_rps: float  # of the first MAX_TRACE_REQUESTS, which a simulation replays
     settings: tuple[str, ...]  # what else the command needs to read it
+
+    def time_scale(self, rate_rps: float) -> float:
+        """Return the factor on its times at which it has a rate. Raises InputError if nothing can be replayed."""
+        if not math.isfinite(self.first_rps):
+            raise InputError("the trace has no arrivals to replay: all its requests arrive at once")
+        return self.first_rps / rate_rps
 
 
 @lru_cache(maxsize=64)
@@ -229,10 +251,14 @@ def _trace(path: Path, columns: tuple[str, ...]) -> _Trace:
             found, settings = workload.read(path, format=by_name, sort=True), ("workload.sort=true",)
     except TraceError as error:
         raise InputError(str(error).replace(str(path), path.name)) from None
-    span_s = float(found.arrival_s[-1])
-    rate_rps = (len(found) - 1) / span_s if span_s > 0 else math.inf
     means = float(found.prompt_tokens.mean()), float(found.output_tokens.mean())
-    return _Trace(len(found), rate_rps, *means, settings)
+    rates_rps = (_rate_rps(found.arrival_s[:most]) for most in (None, MAX_TRACE_REQUESTS))
+    return _Trace(len(found), next(rates_rps), *means, next(rates_rps), settings)
+
+
+def _rate_rps(arrival_s: Any) -> float:
+    span_s = float(arrival_s[-1] - arrival_s[0])
+    return (len(arrival_s) - 1) / span_s if span_s > 0 else math.inf
 
 
 def require_columns(fields: Values) -> list[str]:
@@ -243,9 +269,18 @@ def require_columns(fields: Values) -> list[str]:
     return given if fields["trace_file"] is not None else []
 
 
-def trace_settings(path: Path, columns: Sequence[str]) -> list[str]:
-    """Return the settings with which a command reads an uploaded trace. Raises InputError if it cannot be read."""
-    return list(_trace(path, tuple(columns)).settings)
+def trace_settings(path: Path, columns: Sequence[str], replayed_rps: float | None = None) -> list[str]:
+    """Return the settings with which a command reads an uploaded trace.
+
+    With ``replayed_rps``, its first requests arrive as in the trace, at this mean rate. Raises InputError if it cannot
+    be read, or has no arrivals to replay.
+    """
+    found = _trace(path, tuple(columns))
+    settings = list(found.settings)
+    if replayed_rps is not None:
+        settings.append(f"workload.num_requests={min(found.requests, MAX_TRACE_REQUESTS)}")
+        settings.append(f"workload.time_scale={found.time_scale(replayed_rps):.15g}")
+    return settings
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,9 +291,11 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
     require_name("GPU", fields["gpu"], catalog.gpus())
     require_name("scheduler", fields["policy"], choices()["policies"])
     require_workload(fields["workload"])
-    for name in ("rate", "tp", "replicas", "max_num_seqs", "max_num_batched_tokens", "turns", "think"):
+    for name in ("rate", "tp", "pp", "dp", "replicas", "max_num_seqs", "max_num_batched_tokens", "turns", "think"):
         if name != "tp" or fields[name] is not None:
             require_number(name, fields[name])
+    if fields["usd_per_hour"] != 0:
+        require_number("usd_per_hour", fields["usd_per_hour"])
     fields["replay"] = fields["replay"] is True
     fields["trace_columns"] = require_columns(fields)
     for name in ("ttft", "tpot"):

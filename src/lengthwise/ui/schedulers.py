@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lengthwise import catalog, workload
 from lengthwise.config.scenario import loads
 from lengthwise.lab import MIN_GAIN, MIN_WAITING_SHARE, ratio
-from lengthwise.report.formatting import MINUS, PLUS_MINUS
+from lengthwise.report.formatting import PLUS_MINUS, signed
 from lengthwise.report.summary_table import rows
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import RequestRecords
@@ -192,11 +192,6 @@ def verdict(outcomes: Sequence[VariantOutcome]) -> str:
     return (
         f"Not worth it: no scheduler has a mean JCT that is significantly, and by at least 1 %, below that of {name}."
     )
-
-
-def signed(percent: float) -> str:
-    """Return a number with one digit, its sign and a true minus."""
-    return f"{percent:+.1f}".replace("-", MINUS)
 
 
 def _change(first: VariantOutcome, other: VariantOutcome, name: str, level: float = LEVEL) -> dict[str, Any]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import shlex
 import tempfile
+import weakref
 import zipfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,6 @@ from lengthwise.report import search_json, write_search_html
 from lengthwise.report.search import search_columns
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Choice, Status, Study
-from lengthwise.search.workers import available_cpus
 from lengthwise.ui import plan
 from lengthwise.ui.page import (
     Download,
@@ -24,6 +27,7 @@ from lengthwise.ui.page import (
     Page,
     Values,
     fields_of,
+    priced_gpus,
     require_model,
     require_name,
     require_number,
@@ -37,19 +41,20 @@ from lengthwise.usecases import short_options
 DEFAULTS: dict[str, Any] = {
     "model": "llama-3.1-70b",
     "gpus": ["H100", "L40S"],
+    "prices": {},  # of a GPU in dollars an hour, by name; others: the catalog's
     "workload": "chat-1m",
     "rate": 5.0,
     "tp": ["1", "2", "4", "8"],
     "ttft.p90": "2000ms",
     "tbt.p99": "200ms",
-    "jct.p90": "",
     "max_usd_per_hour": 0,
     "num_requests": 1000,
     "seeds": 5,
     "trace_file": None,
     "trace_columns": [],
+    "replay": False,
 }
-LIMITS = ("ttft.p90", "tbt.p99", "jct.p90")
+LIMITS = ("ttft.p90", "tbt.p99")
 MAX_GPUS = 8
 
 
@@ -67,30 +72,51 @@ def choices() -> dict[str, Any]:
 def run(values: Values, task: Task) -> Outcome:
     """Search with the fields of the page. Raises InputError for unknown fields and names and for wrong values."""
     fields = _checked(values)
+    with ExitStack() as end:
+        own = {name: price for name, price in fields["prices"].items() if name in fields["gpus"]}
+        outcome = _searched(fields, end.enter_context(priced_gpus(own)), task)
+        weakref.finalize(outcome, end.pop_all().close)  # its downloads read the files of the prices
+    return outcome
+
+
+def _searched(fields: Values, priced: dict[str, Path], task: Task) -> Outcome:
     limits = {name: fields[name] for name in LIMITS if fields[name]}
-    short = {"model": fields["model"], "gpus": ",".join(fields["gpus"])}
+    gpus = [str(priced.get(name, name)) for name in fields["gpus"]]
+    short = {"model": fields["model"], "gpus": ",".join(gpus)}
     trace = None if fields["trace_file"] is None else task.session.file(fields["trace_file"])
-    short |= {"rate": fields["rate"], "workload": fields["workload"] if trace is None else str(trace)}
-    settings = _settings(fields) + ([] if trace is None else plan.trace_settings(trace, fields["trace_columns"]))
+    replayed_rps = fields["rate"] if trace is not None and fields["replay"] is True else None
+    short |= {"rate": fields["rate"] if replayed_rps is None else None}
+    short |= {"workload": fields["workload"] if trace is None else str(trace)}
+    settings = _settings(fields if replayed_rps is None else fields | {"num_requests": DEFAULTS["num_requests"]})
+    if trace is not None:
+        settings += plan.trace_settings(trace, fields["trace_columns"], replayed_rps)
     given = [f"{name}={bound}" for name, bound in limits.items()]
     columns = short_options.columns(fields["trace_columns"])
     scenario = short_options.scenario_of(None, [*columns, *short_options.limits(given), *settings], **short)
-    words = ["lengthwise", "search", "--model", fields["model"], "--gpu", short["gpus"], "--rate"]
-    words += [f"{fields['rate']:.15g}", "--workload", fields["workload"] if trace is None else trace.name]
+    words = ["lengthwise", "search", "--model", fields["model"], "--gpu", short["gpus"]]
+    words += ["--rate", f"{fields['rate']:.15g}"] if replayed_rps is None else []
+    words += ["--workload", fields["workload"] if trace is None else trace.name]
     words += [word for column in fields["trace_columns"] for word in ("--column", column)]
     words += [word for limit in given for word in ("--limit", limit)]
     words += [word for setting in settings for word in ("--set", setting)]
     words += ["--report", "report.html", "--deploy", "launch"]
-    with search.threads(max(1, available_cpus() - 1)) as workers:
+    with search.threads(task.threads) as workers:
         study = usecase.plan(scenario, workers, progress=task.report)
-    found = search_columns(study.plans[0])
-    found |= {"command": shlex.join(words), "scenario": _named(scenario.to_toml(), trace)}
-    return Outcome(found, (scenario, study, trace))
+    paths = [*([] if trace is None else [trace]), *priced.values()]
+    columns_text = json.dumps(search_columns(study.plans[0]))
+    for name, path in priced.items():
+        columns_text = columns_text.replace(str(path), name)
+    found = json.loads(_named(columns_text, paths))
+    found |= {"command": _named(shlex.join(words), paths), "scenario": _named(scenario.to_toml(), paths)}
+    found["gpu_files"] = {path.name: path.read_text("utf-8") for path in priced.values()}
+    return Outcome(found, (scenario, study, paths))
 
 
-def _named(text: str, trace: Path | None) -> str:
-    """Return a text with the name of the uploaded trace instead of its place on the server."""
-    return text if trace is None else text.replace(str(trace), trace.name)
+def _named(text: str, paths: Sequence[Path]) -> str:
+    """Return a text with the names of the browser's files instead of their places on the server."""
+    for path in paths:
+        text = text.replace(str(path), path.name)
+    return text
 
 
 def _checked(values: Values) -> Values:
@@ -107,6 +133,10 @@ def _checked(values: Values) -> Values:
         require_number(name, fields[name], most)
     if fields["max_usd_per_hour"]:
         require_number("max_usd_per_hour", fields["max_usd_per_hour"])
+    if not isinstance(fields["prices"], dict):
+        raise InputError(f"prices must be a table of dollars an hour by GPU; it is {fields['prices']!r}")
+    for name, price in fields["prices"].items():
+        require_number(f"the price of {require_name('GPU', name, catalog.gpus())}", price)
     for name in LIMITS:
         if fields[name]:
             require_time(name, fields[name])

@@ -42,6 +42,7 @@ class Task:
     future: Future[Any] = field(default_factory=Future)
     progress: tuple[str, int, int] = ("waiting", 0, 0)
     is_cancelled: bool = False
+    threads: int = 1  # for its own work: when it starts, its part of the processors that jobs share
 
     def __post_init__(self) -> None:
         """Mark the future as running, so that only this task ends it."""
@@ -195,10 +196,11 @@ class Pool:
                     self._changed.wait()
                 self._waiting.remove(task)
                 self._running.append(task)
+                task.threads = max(1, (self._count - JOB) // max(1, sum(one.kind == JOB for one in self._running)))
                 self._turn += 1
                 task.session.last_turn = self._turn
             task.run()
             with self._changed:
                 self._running.remove(task)
                 self._changed.notify_all()
-            del task  # a waiting thread must not keep a result
+            del task  # else this thread keeps the task, and its result, while it waits for the next one

@@ -98,7 +98,7 @@ class Sides:
     """What limits a deployment with separate prefill and decode replicas."""
 
     decode: Explanation  # the decode side
-    transfer_s: float  # mean time of a KV transfer
+    transfer_s: float  # mean time of a KV transfer on an idle link; layerwise: of all layers, also during the prefill
     # bound on the rate by each part without preemptions: both sides, KV transfer, and front end if any
     rates_rps: dict[str, float]
     decodes_per_prefill: float  # decode replicas for each prefill replica with which both sides have the same bound

@@ -534,15 +534,12 @@ def scenario_of_choice(requested: VariantSearch, choice: Choice) -> Scenario:
 
 
 def _at_rate(requested: VariantSearch, rate_rps: float) -> dict[str, Any]:
-    """Return the settings of [workload] for a rate. A trace with shared prefixes or sessions stays a replay."""
+    """Return the settings of [workload] for a rate. A replayed trace stays a replay."""
     section, load = requested.scenario.workload, requested.bench.load
     if section.sessions is not None or section.tools is not None:
         return {"session_rate": rate_rps / load.requests_per_session}
     own_rps = own_rate(requested.scenario) if section.is_replay else None
-    sample = load.sample()
-    if own_rps is not None and (sample.prefixes is not None or sample.after is not None):
-        return {"time_scale": section.time_scale * own_rps / rate_rps}
-    return {"request_rate": rate_rps}
+    return {"request_rate": rate_rps} if own_rps is None else {"time_scale": section.time_scale * own_rps / rate_rps}
 
 
 def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1, *, force: bool = False) -> list[Path]:

@@ -6,6 +6,7 @@ from .ordering_gain import Gain as Gain
 from .ordering_gain import OrderGain as OrderGain
 from .ordering_gain import OrderTimes as OrderTimes
 from .ordering_gain import as_json as as_json
+from .ordering_gain import format_share as format_share
 from .ordering_gain import gain as gain
 from .ordering_gain import report as report
 from .ordering_gain import text_report as text_report

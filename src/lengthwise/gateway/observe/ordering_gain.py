@@ -177,14 +177,15 @@ def decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per dec
 
 
 def _changes(order: OrderGain) -> str:
-    return f"changes mean JCT by {_interval(order.mean)} and its 99th percentile by {_signed(order.p99.value)}"
+    return f"changes mean JCT by {_interval(order.mean)} and its 99th percentile by {format_share(order.p99.value)}"
 
 
 def _interval(change: Change) -> str:
-    return f"{_signed(change.value)} ({_signed(change.low)} to {_signed(change.high)})"
+    return f"{format_share(change.value)} ({format_share(change.low)} to {format_share(change.high)})"
 
 
-def _signed(share: float) -> str:
+def format_share(share: float) -> str:
+    """Return a change in percent, with its sign."""
     return "unknown" if math.isnan(share) else f"{100 * share:+.1f} %"
 
 
@@ -294,7 +295,7 @@ def _with_windowed(gain: Gain, pools: list[_Pool], order: Order, draws: int, rng
     row, observed_s = _windowed(pools, order, draws, rng)
     name, error = (FCFS, gain.model_error) if gain.in_order else (WINDOWED, row.mean_jct_s / observed_s - 1)
     if not abs(error) <= MAX_ERROR:
-        text = f" Mode windowed has no estimate: the mean JCT of simulated {name} is off by {_signed(error)}."
+        text = f" Mode windowed has no estimate: the mean JCT of simulated {name} is off by {format_share(error)}."
         return replace(gain, description=gain.description + text)
     speed = "slower" if row.mean.low > 0 else "faster" if row.mean.high < 0 else ""
     text = f" Mode windowed, which is in use, is {speed} than fcfs: it {_changes(row)}." if speed else ""

@@ -78,6 +78,9 @@ async function uploaded(input, use) {
   input.value = "";
 }
 
+// Appends a link to a file that the command reads.
+const fileLink = (place, name, href) => place.append(` The command reads ${name}: `, element("a", { href, download: name, textContent: "save it" }), ".");
+
 function save(name, content, type = "text/plain") {
   const link = element("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
   link.click();
@@ -165,7 +168,7 @@ function text(input) {
   return x >= 1000 ? `${significant(x / 1000)} s` : `${x} ms`;
 }
 
-// The values of all named controls; several checkboxes of one name are a list.
+// The values of all named controls; several checkboxes of one name are a list, inputs with data-key a table of changed values.
 function values(form) {
   const made = {};
   for (const input of form.elements) {
@@ -173,6 +176,9 @@ function values(form) {
     if (input.dataset.list !== undefined) {
       made[input.name] ??= [];
       if (input.checked) made[input.name].push(input.value);
+    } else if (input.dataset.key) {
+      made[input.name] ??= {};
+      if (input.value && input.value !== input.defaultValue) made[input.name][input.dataset.key] = value(input);
     } else if (input.dataset.own === input.value) made[input.name] = null; // as the file says
     else made[input.name] = input.dataset.unit === "ms" ? `${value(input)}ms` : value(input);
   }
@@ -184,6 +190,7 @@ function fill(form, fields) {
     const x = fields[input.name];
     if (x === undefined || (x === null && input.type === "range")) continue;
     if (input.dataset.list !== undefined) input.checked = x.includes(input.value);
+    else if (input.dataset.key) input.value = x[input.dataset.key] ?? input.defaultValue;
     else if (input.type === "checkbox") input.checked = x;
     else if (input.type === "range") set(input, input.dataset.unit === "ms" ? milliseconds(x) : x);
     else input.value = x ?? "";
@@ -302,6 +309,8 @@ function axis(low, high, from, to) {
 function same(found) {
   $("command").textContent = found.command;
   $("scenario").textContent = found.scenario;
+  $("gpu-files").replaceChildren();
+  for (const [name, text] of Object.entries(found.gpu_files ?? {})) fileLink($("gpu-files"), name, `data:text/plain,${encodeURIComponent(text)}`);
 }
 
 // Stored answers, in this browser alone: the Studies page lists them.

@@ -26,7 +26,6 @@ function follow() {
   $("lengths").hidden = form.elements.workload.value !== OWN_LENGTHS || traced;
   form.elements.model.disabled = Boolean(modelFile);
   $("model-clear").hidden = !modelFile;
-  $("replay-label").hidden = !traced;
   $("sessions").hidden = traced;
   $("thinks").hidden = value($("turns")) === 1;
 }
@@ -101,7 +100,7 @@ function draw(found, fields) {
 
 async function start() {
   choices = await (await send("choices/plan")).json();
-  const lists = { model: choices.models, gpu: choices.gpus, workload: [...choices.workloads, OWN_LENGTHS], policy: choices.policies };
+  const lists = { model: choices.models, gpu: Object.keys(choices.gpus), workload: [...choices.workloads, OWN_LENGTHS], policy: choices.policies };
   for (const [name, names] of Object.entries(lists)) options(form.elements[name], names);
   $("prompt").value = 3;
   $("output").value = 2.3;

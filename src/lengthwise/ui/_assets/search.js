@@ -12,7 +12,7 @@ async function search() {
   $("empty").hidden = true;
   $("bar").removeAttribute("value");
   try {
-    answered = await job("search", "run", { ...fields, "jct.p90": "" }, (step, done, of) => {
+    answered = await job("search", "run", fields, (step, done, of) => {
       $("step").textContent = of ? `${step}: ${done} of ${of} evaluations` : step;
       if (of) { $("bar").max = of; $("bar").value = done; }
     }, mine.signal);
@@ -214,7 +214,10 @@ async function start() {
   const check = (name, one, label) => element("label", {}, element("input", { type: "checkbox", name, value: one, "data-list": "" }), ` ${label}`);
   const given = { ...choices.defaults, ...linked(choices.defaults) };
   const gpus = Object.entries(choices.gpus).sort(([a], [b]) => given.gpus.includes(b) - given.gpus.includes(a)); // the chosen ones first
-  $("gpus").append(...gpus.map(([name, price]) => check("gpus", name, `${name}${price ? `, ${price.toFixed(2)} $/h` : ""}`)));
+  $("gpus").append(...gpus.map(([name, price]) => {
+    const at = { type: "number", name: "prices", min: 0, step: "any", "data-key": name, "aria-label": `Price of ${name}, $ an hour` };
+    return element("div", {}, check("gpus", name, name), element("input", { ...at, defaultValue: price?.toFixed(2) ?? "" }));
+  }));
   $("tp").append(...["1", "2", "4", "8", "16"].map((one) => check("tp", one, one)));
   fill(form, given);
   attachTrace(moved);

@@ -5,7 +5,7 @@ trace = NO_TRACE;
 function useTrace(fields) {
   trace = fields;
   $("settings").elements.workload.disabled = Boolean(trace.trace_file);
-  $("trace-clear").hidden = $("trace-about").hidden = !trace.trace_file;
+  $("trace-clear").hidden = $("trace-about").hidden = $("replay-label").hidden = !trace.trace_file;
   $("mapping").hidden = true;
 }
 
@@ -17,10 +17,10 @@ function attachTrace(react) {
     useTrace({ trace_file: found.file, trace_columns: found.columns_by_name });
     const rate = found.rate === null ? "all at once" : `${three(found.rate)} requests/s`;
     $("trace-about").textContent = `${found.name}: ${found.requests.toLocaleString("en")} requests, ${rate}; mean prompt ${three(found.prompt)}, mean output ${three(found.output)} tokens.`;
-    if (found.text !== null) $("trace-about").append(" The command reads a file with these columns: ", element("a", { href: URL.createObjectURL(new Blob([found.text])), download: found.name, textContent: "save it" }), ".");
-    const { rate: slider, replay } = $("settings").elements;
-    if (found.rate !== null) set(slider, Number(found.rate.toPrecision(3)));
-    else if (replay) replay.checked = false;
+    if (found.text !== null) fileLink($("trace-about"), found.name, URL.createObjectURL(new Blob([found.text])));
+    $("replay-label").hidden = found.rate === null;
+    if (found.rate === null) $("replay").checked = false;
+    else set($("rate"), Number(found.rate.toPrecision(3)));
     label($("settings"));
     react();
   };
