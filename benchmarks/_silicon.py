@@ -80,6 +80,10 @@ class Point:
         return self.source == "inferencemax"
 
     @property
+    def tokens_per_step(self) -> float:
+        return sum(MTP_ACCEPTANCE**accepted for accepted in range(self.drafts + 1))
+
+    @property
     def pair(self) -> tuple[str, str]:
         return self.model, self.gpu
 
@@ -203,7 +207,9 @@ def _side(row: dict[str, Any], side: str) -> tuple[int, ...]:
     # InferenceMAX' recipes of vLLM prefill with data-parallel attention, and decode so on 16 GPUs; the sample lacks it.
     if row["backend"] == "vllm" and (side == "prefill" or tp == 16):
         return 1, tp, *experts
-    # Those of SGLang divide experts over data-parallel ranks (DEP); the sample exchanges moe_tp and ep of some.
+    # The list of SGLang's deployments on GB200, which the sample has, names DEP4 where scripts have TP, and ep moe_tp.
+    if row["backend"] == "sglang" and dp == row["decode_attention_dp_size"] == row["decode_moe_tp_size"] == 4:
+        return 4, 1, *experts
     return tp, dp, *(sorted(experts) if row["backend"] == "sglang" and dp > 1 else experts)
 
 
@@ -326,21 +332,13 @@ def _wait_steps(point: Point) -> float:
             return 0.0 if fp8 else 5.0
         steps = (10 if point.concurrency < 16 and (point.family, point.dtype) != ("qwen3.5", "fp4") else 30) / 2
     elif point.backend == "trtllm" and point.dp > 1:  # until each rank has a prompt, or so many (attention_dp_config)
-        every = (1 + SHORTEST) / 2 * point.osl / tokens_per_step(point) * point.dp / point.concurrency
+        every = (1 + SHORTEST) / 2 * point.osl / point.tokens_per_step * point.dp / point.concurrency
         steps = min(60.0, every * sum(1 / i for i in range(1, point.dp + 1)))
     elif point.backend == "trtllm" and not point.drafts and (point.isl, point.osl) == (1024, 1024):
         # TensorRT-LLM gathers prompts for so many steps.
         few = point.tp < 8 if point.family == "llama" else fp8 and 64 <= point.concurrency < 256
         steps = (20.0 if point.family == "llama" else 40.0) * few
     return 0.0 if point.prefill else steps
-
-
-def drafted(point: Point) -> Speculation | None:
-    return Speculation("mtp", point.drafts, MTP_ACCEPTANCE) if point.drafts else None
-
-
-def tokens_per_step(point: Point) -> float:
-    return speculation.tokens_per_step if (speculation := drafted(point)) else 1.0
 
 
 def means(records: Records, loop: Loop) -> tuple[float, float]:
@@ -387,7 +385,7 @@ def deployed(point: Point, cost: str | CostTables | Curves, host: str | HostOver
         model, gpu = catalog.model(point.model), catalog.gpu(point.gpu)
         node = catalog.default_node(gpu, parallel.gpus)
         cost = roofline(model, gpu, node, parallel, limits, loop.longest, HostOverhead(0.0, 0.0), cost)
-    speculation = drafted(point)
+    speculation = Speculation("mtp", point.drafts, MTP_ACCEPTANCE) if point.drafts else None
     scheduler = policy.scheduler("vllm_v1" if loop.mixed or speculation else "vllm_v0")
     if point.dp > 1:  # engines balance ranks
         scheduler = replace(scheduler, router="least_outstanding")
@@ -417,7 +415,7 @@ def simulated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, 
         return disaggregated(point, curves, host)
     loop = loop_of(point)
     ttft_s, tpot_s = means(simulate(loop.workload(), deployed(point, curves, host), max_log_steps=0), loop)
-    return ttft_s + loop.wait_steps * tpot_s * tokens_per_step(point), tpot_s
+    return ttft_s + loop.wait_steps * tpot_s * point.tokens_per_step, tpot_s
 
 
 def disaggregated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, float]:
