@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine._kernel_contents import NONE, clear_place, free_record, new_record, place_of
-from lengthwise.engine.kernel_layout import ALL, RADIX_POLICIES
+from lengthwise.engine.kernel_layout import ALL
+from lengthwise.schema.deployment import RADIX_EVICTION_POLICIES
 
-LRU, LFU, SLRU, PRIORITY, FIFO, MRU, FILO = range(len(RADIX_POLICIES))
+LRU, LFU, SLRU, PRIORITY, FIFO, MRU, FILO = range(len(RADIX_EVICTION_POLICIES))
 UNLINKED = -2
 """``next`` of a segment that no order of the queue has linked."""
 
