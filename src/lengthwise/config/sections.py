@@ -370,7 +370,7 @@ class DeploymentSection(Section):
 
     @property
     def decode_side(self) -> DecodeSection | None:
-        """Return the decode side with its hardware, costs, tp and pp, or None if every replica prefills and decodes."""
+        """Return the decode side with the values of the prefill side for missing keys, or None if there is no side."""
         if not (self.decode is not None if self.disaggregate is None else self.disaggregate):
             return None
         side = self.decode or DecodeSection()

@@ -54,7 +54,7 @@ def uncache(S, r, block):
 
 @jit
 def evict_excess(S, r):
-    """Evict contents, in the cache's order, until no more blocks have them than are free."""
+    """Evict contents of unused blocks, in the cache's order, until at most as many blocks have one as are free."""
     if S.params[0].prefix_caching == RADIX:
         make_room(S, r, 0)
         return

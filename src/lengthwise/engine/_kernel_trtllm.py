@@ -50,7 +50,7 @@ def _precedes(S, slot, key, index):
 
 @jit
 def _precedes_resident(S, r):
-    """Return whether the first waiting request may precede a resident: whether it precedes the last one so far."""
+    """Return whether the first waiting request precedes the last resident in order, and thus perhaps others."""
     rep = S.replicas[r]
     at = S.queues[rep.queue].offset
     return S.running[r] > 0 and key_before(S.queued_key[at], S.queued_index[at], rep.last_key, rep.last_index)

@@ -170,9 +170,9 @@ most this many cached (``IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`` and ``..._DEP
 REFRESH_PASSES = 32
 """SGLang's rules: passes over the queue from one refresh of waiting requests' prefixes to the next."""
 
-offload_t = _record("state slot replica load_first load_end stored offered tokens next_pending_store num_reads wakes")
+offload_t = _record("state slot replica load_first load_end stored flagged tokens next_pending_store num_reads wakes")
 """The blocks that a request has stored and loads (``_reference_state.Offload``). ``state`` is that of its load
-(``_kernel_tiers``), or 0 without a load. ``offered`` is how many of its first blocks ``State.is_used`` covers.
+(``_kernel_tiers``), or 0 without a load. Only its first ``flagged`` blocks may have a flag in ``State.is_used``.
 ``next_pending_store`` links the requests of a replica whose last blocks are not stored yet, by their number. ``wakes``
 is 1 while an event is pending that marks the replica to be scheduled."""
 

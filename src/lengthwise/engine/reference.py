@@ -53,16 +53,15 @@ class Reference:
         self.results = setup.blank_results()
         self.arrival_s = columns.arrival_s.copy()
         self.histogram = np.zeros(kernel_layout.GAP_BINS, np.int64)
-        self.queues = [Queue([], [[] for _ in range(params.bins)]) for _ in range(params.replicas)]
-        if params.central_queue:
-            self.queues = self.queues[:1] * params.replicas
-        storages = [ChunkPool(params.storage_blocks) for _ in self.queues]
-        if params.storage_shared:
-            storages = storages[:1] * params.replicas
+        num_queues = 1 if params.central_queue else params.replicas
+        num_storages = 1 if params.storage_shared else params.replicas
+        self.queues = [Queue([], [[] for _ in range(params.bins)]) for _ in range(num_queues)]
+        queues = self.queues * (params.replicas // num_queues)
+        storages = [ChunkPool(params.storage_blocks) for _ in range(num_storages)] * (params.replicas // num_storages)
         # Without a decode side, the prefill replicas decode, too.
         self.prefill_replicas = [
             Replica(setup.rows[row], r, queue, self.histogram, storage)
-            for r, (row, queue, storage) in enumerate(zip(setup.row_of_replica, self.queues, storages, strict=False))
+            for r, (row, queue, storage) in enumerate(zip(setup.row_of_replica, queues, storages, strict=False))
         ]
         self.decode_replicas: list[Replica] = []
         if decode_side:
@@ -80,8 +79,6 @@ class Reference:
         """By request, when its KV transfer can arrive."""
         self.receivers: dict[int, Receiver] = {}
         """By request whose layers are sent during its prefill."""
-        if params.central_queue:
-            self.queues = self.queues[:1]
         for rep in self.replicas:
             if params.sglang:
                 rep.sglang = self._sglang_replica(rep)
