@@ -125,6 +125,7 @@ def _decode(decoder: msgspec.json.Decoder[Chat] | msgspec.json.Decoder[Completio
         raise invalid(None, "The body is nested too deeply.", "too_deep") from None
 
 
+# With every digit as 0, only a number with an exponent of three digits, or with 200 digits, can exceed a double.
 _ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 _EXPONENT, _DIGITS = b"0e000", b"0" * 200
 

@@ -192,7 +192,7 @@ class UntrackedStream(ResponseReader):
                 detail = failure[:_EXCERPT].decode("utf-8", "replace")
                 self.error = UpstreamError(IN_STREAM_ERROR if is_error else MALFORMED, detail)
                 self.error_forwarded = is_error and self.sent
-                return out + failure * self.error_forwarded
+                return out + failure if self.error_forwarded else out
             self.finished = True  # no output is missing
             return out + sse.DONE
         if num_texts == 1 and not (has_usage or causes or self.finished or self.error):
