@@ -173,8 +173,8 @@ def _split(S, r, child, at):
 def _visit(S, r, i, pages, priority, inserted):
     """Mark the segments of request i's first ``pages`` pages as used now. Return (number of pages found, last segment).
 
-    The last segment is split at the end of these pages. Each segment's priority becomes at least ``priority``. Segments
-    that end after the first ``inserted`` pages count a hit.
+    The last segment is split at the end of these pages. Each segment's priority becomes at least ``priority`` (-ALL: no
+    change). Segments that end after the first ``inserted`` pages count a hit (ALL: none does).
     """
     depth, last, now = 0, NONE, S.pools[r].clock + 1
     S.pools[r].clock = now
