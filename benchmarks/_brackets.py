@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from _harness import grouped
 from _intervals import MIN_GROUPS, Interval, share_interval, sides
-from _silicon import MAY_SPECULATE, NOTHING, Point, Thetas, deployed, fits_without, host_of, loop_of, means, read
+from _silicon import NOTHING, Point, Thetas, deployed, fits_without, host_of, loop_of, means, read
 
 from lengthwise.cost import HostOverhead
 from lengthwise.cost.model_error import LEVEL, perturbed
@@ -25,7 +25,6 @@ from lengthwise.engine import simulate
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.speculation import Speculation
 
 SEED, EVERY = 5, 40
 GRID = (0.0, *(round(0.02 * 1.2**i, 3) for i in range(28)))
@@ -44,7 +43,7 @@ class Bracket(NamedTuple):
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
     points = read(shared)[0]
     thetas = families_without(points, quick=quick)
-    able = [point for point in points if point.inferencemax and not point.prefill]
+    able = [point for point in points if point.inferencemax and not (point.prefill or point.drafts)]
     some = able[:: EVERY if quick else 1]
     needed = np.array([least(point, host_of(thetas[point.family], point)) for point in some])
     families = np.array([point.family for point in some])
@@ -64,19 +63,13 @@ def families_without(points: Sequence[Point], *, quick: bool) -> Thetas:
     return dict.fromkeys({point.family for point in points}, thetas[NOTHING]) | thetas
 
 
-MTP_TOKENS, MTP_ACCEPTANCE = 3, 0.85
-"""InferenceMAX' recipes propose up to 3 tokens; DeepSeek-V3's second token is accepted in 85 to 90 % of the cases
-(arXiv:2412.19437, section 5.4.3)."""
-
-
 def mtp(shared: Path, quick: bool) -> dict[str, Any]:
     """Return the coverage from the low end of ``simulate``'s interval with speculation to the high end without."""
-    thetas, points = families_without(read(shared)[0], quick=quick), read(shared, MAY_SPECULATE)[0]
-    slow_s, found, left = FRONT_SLOW_S, [], Counter[str]()
-    drafted = Speculation("mtp", MTP_TOKENS, MTP_ACCEPTANCE)
-    for point in points[:: EVERY if quick else 1]:
+    points = read(shared)[0]
+    thetas, slow_s, found, left = families_without(points, quick=quick), FRONT_SLOW_S, [], Counter[str]()
+    for point in [point for point in points if point.drafts][:: EVERY if quick else 1]:
         host = host_of(thetas[point.family], point)
-        alone, both = of_point(point, host, slow_s), of_point(point, host, slow_s, drafted)
+        alone, both = of_point(replace(point, drafts=0), host, slow_s), of_point(point, host, slow_s)
         left["does not fit"] += not (alone and both)
         for without, drafts in zip(alone, both, strict=False):
             low_s, high_s = min(drafts.ends.low_s, without.ends.low_s), max(drafts.ends.high_s, without.ends.high_s)
@@ -84,10 +77,10 @@ def mtp(shared: Path, quick: bool) -> dict[str, Any]:
     return {f"fidelity.mtp.{name}_coverage": _row(found, name, {"left_out": dict(left)}) for name in ("ttft", "tpot")}
 
 
-def of_point(point: Point, host: HostOverhead, slow_s: float, speculation: Speculation | None = None) -> list[Bracket]:
+def of_point(point: Point, host: HostOverhead, slow_s: float) -> list[Bracket]:
     """Return the brackets of a point's TTFT and TPOT; [] where it does not fit."""
     try:
-        deployment = deployed(point, "roofline", host, speculation)
+        deployment = deployed(point, "roofline", host)
     except InputError:
         return []
     loop = loop_of(point)

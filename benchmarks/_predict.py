@@ -3,6 +3,9 @@
 ``encoder`` adds the sentence encoder, the lexical predictor on the same samples, and the mean of both.
 """
 
+import http.client
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +16,7 @@ from typing import Any
 
 import _texts
 import numpy as np
+from _harness import group_use
 
 from lengthwise.predict import Ensemble, Samples
 from lengthwise.predict.encoder import Encoder, encoder_folder
@@ -142,6 +146,24 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
         "predict.apart": scores(unseen),
         "predict.encoder_ms": {"value": max(cpu_ms.values()), **cpu_ms},
     }
+
+
+def sidecar(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the time of an answer of ``lengthwise predict serve`` to a client on this machine, one at a time."""
+    command = [sys.executable, "-m", "lengthwise", "predict", "serve", "--port", "0"]
+    body = json.dumps({"model": "m", "prompt": "Plan a trip to Rome, with a list of museums. " * 18})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as server:
+        client = http.client.HTTPConnection(server.stdout.readline().split("//")[1].split("/")[0])
+        took_ms, before_s = [], group_use(server.pid)[0]
+        for _ in range(300 if quick else 3000):
+            start_s = time.perf_counter()
+            client.request("POST", "/v1/lengths", body, {"content-type": "application/json"})
+            assert json.loads(client.getresponse().read())["source"] == "predictor"
+            took_ms.append(1000 * (time.perf_counter() - start_s))
+        cpu_ms = 1000 * (group_use(server.pid)[0] - before_s) / len(took_ms)
+        server.terminate()
+    found = {"value": np.median(took_ms), "p99": np.percentile(took_ms, 99), "cpu_ms": cpu_ms}
+    return {"predict.sidecar_p50_ms": {name: round(float(ms), 3) for name, ms in found.items()}}
 
 
 def elis(shared: Path, quick: bool) -> dict[str, Any]:

@@ -5,7 +5,8 @@ Every point is predicted by the engine in a closed loop. ``shipped`` and ``shipp
 ``gpu_out`` show how far the method carries: the host's constants and small factors on the kernels' are fitted on points
 of other families of models, or of other GPUs (``tables``: of other families). The form of that fit, its first values
 and spreads were chosen with all points in view. Figures count all points; those whose client is recorded (InferenceMAX)
-and the sweeps of unknown clients are in the details.
+and the sweeps of unknown clients are in the details. No fit has points with P/D or with multi-token prediction (MTP).
+Points with MTP have figures of their own (``_mtp``): their acceptance was not recorded, a published one is assumed.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
-from lengthwise.schema.speculation import Speculation
+from lengthwise.schema.speculation import MTP_ACCEPTANCE, Speculation
 from lengthwise.schema.workload import Workload
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -72,10 +73,15 @@ class Point:
     workers: int = 1
     prefill: tuple[int, ...] = ()
     max_num_seqs: int = 0  # of a decode rank (0: not known)
+    drafts: int = 0  # tokens that MTP proposes for a step
 
     @property
     def inferencemax(self) -> bool:
         return self.source == "inferencemax"
+
+    @property
+    def tokens_per_step(self) -> float:
+        return sum(MTP_ACCEPTANCE**accepted for accepted in range(self.drafts + 1))
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -96,12 +102,14 @@ class Point:
         """Return the class of the point, by model and by whether prefill and decode are on separate workers."""
         model = catalog.model(self.model)
         name = "hybrid" if model.attention.linear else "MoE" if model.ffn.experts else "dense"
-        return f"{name}, {'P/D' if self.prefill else 'aggregated'}" + ("" if self.inferencemax else " (sweep)")
+        kind = f"{name}, {'P/D' if self.prefill else 'aggregated'}" + ("" if self.inferencemax else " (sweep)")
+        return f"{kind}, MTP {self.drafts}" if self.drafts else kind
 
     @property
     def group(self) -> tuple[Any, ...]:
         """Return a key of points that share every operator."""
-        return self.model, self.gpu, self.backend, self.dtype, self.tp, self.dp, self.moe_tp, self.ep, self.prefill
+        cut = self.tp, self.dp, self.moe_tp, self.ep, self.prefill
+        return self.model, self.gpu, self.backend, self.dtype, self.drafts, *cut
 
     @property
     def kv_dtype(self) -> str:
@@ -116,16 +124,25 @@ def numbers(points: Sequence[Point], seconds: Any) -> Floats:
     return np.array([ttft_s, tpot_s, load[0] / (ttft_s + load[1] * tpot_s)])
 
 
-def read(shared: Path, instead: str = "") -> tuple[list[Point], dict[str, int]]:
-    """Return (points, number of rows left out by reason); ``instead``: the points of rows left out for this reason."""
+def read(shared: Path) -> tuple[list[Point], dict[str, int]]:
+    """Return (points, number of rows left out by reason)."""
     import polars as pl
 
     left: Counter[str] = Counter()
     unique: dict[tuple[Any, ...], list[Point]] = {}
-    unknown = []
-    for row in pl.read_csv(shared / FILE, infer_schema_length=None).to_dicts():
-        if (reason := next((reason for reason, holds in REASONS.items() if holds(row)), "")) != instead:
-            unknown += [(reason, row)] if reason.startswith(UNKNOWN) else []
+    plain: dict[tuple[Any, ...], list[Point]] = {}  # points without MTP, by load
+    rows = pl.read_csv(shared / FILE, infer_schema_length=None).to_dicts()
+    reasons = [next((reason for reason, holds in REASONS.items() if holds(row)), "") for row in rows]
+    # Of those that may have MTP, the export of the database, which has none with MTP, may hold a copy.
+    uncertain = [r.startswith(UNKNOWN) if r else bool(_drafts(row)) for r, row in zip(reasons, rows, strict=True)]
+    for reason, may_copy, row in sorted(zip(reasons, uncertain, rows, strict=True), key=lambda one: one[1]):
+        if reason and not may_copy:
+            left[reason] += 1
+            continue
+        same_load = plain.setdefault((GPUS[row["system"]], row["backend"], *_load(row)), [])
+        if may_copy and any(np.allclose((p.ttft_s, p.tpot_s), _seconds(row), rtol=EQUAL, atol=0) for p in same_load):
+            left[TWICE] += 1
+        elif reason:
             left[reason] += 1
         else:
             point = _point(row)
@@ -133,12 +150,8 @@ def read(shared: Path, instead: str = "") -> tuple[list[Point], dict[str, int]]:
             near = (abs(point.ttft_s / o.ttft_s - 1) <= SAME and abs(point.tpot_s / o.tpot_s - 1) <= SAME for o in same)
             left[TWICE] += (twice := any(near))
             same += [] if twice else [point]
+            same_load += [] if twice or point.drafts else [point]
     points = [point for same in unique.values() for point in same]
-    by_load = grouped(points, lambda p: (p.gpu, p.backend, p.isl, p.osl, p.concurrency))
-    for reason, row in unknown:
-        same = by_load.get((GPUS[row["system"]], row["backend"], *_load(row)), [])
-        if any(np.allclose((p.ttft_s, p.tpot_s), _seconds(row), rtol=EQUAL, atol=0) for p in same):
-            left.update({reason: -1, TWICE: 1})
     newest = [p for same in grouped(points, _load_key).values() for p in _newest(same)]
     left["measured again later with newer software"] = len(points) - len(newest)
     return newest, dict(left)
@@ -147,7 +160,7 @@ def read(shared: Path, instead: str = "") -> tuple[list[Point], dict[str, int]]:
 def _load_key(p: Point) -> tuple[Any, ...]:
     """Return a key of measurements of one load, for any split of the experts."""
     load = p.isl, p.osl, p.concurrency
-    return p.model, p.gpu, p.backend, p.dtype, p.tp, p.dp, p.workers, p.prefill[:1], *load
+    return p.model, p.gpu, p.backend, p.dtype, p.tp, p.dp, p.workers, p.prefill[:1], p.drafts, *load
 
 
 def _newest(same: Sequence[Point]) -> list[Point]:
@@ -158,17 +171,25 @@ def _newest(same: Sequence[Point]) -> list[Point]:
     return [p for p in same if p.measured == (splits[p.moe_tp, p.ep] if p in known else last)]
 
 
-def _may_speculate(row: dict[str, Any]) -> bool:
-    """Return whether a row may have used multi-token prediction: since 2026 two CSV exports of DeepSeek mix both."""
-    source = row["silicon_data_source"]
+def _drafts(row: dict[str, Any]) -> int | None:
+    """Return the tokens that MTP proposes by InferenceMAX' recipe; None: two recipes fit, one with MTP, one without.
+
+    Which recipe ran on which day with which image is in its ``perf-changelog.yaml``, of which models and GPUs in its
+    ``nvidia-master.yaml``; its scripts have the number of tokens.
+    """
+    source, fp8 = row["silicon_data_source"], row["gemm_quant_mode"] == "fp8"
+    if row["mode"] != "agg":
+        return 0
+    if "Qwen3.5" in row["model_path"]:
+        return 3 if fp8 and (row["tp_size"], row["moe_ep_size"]) == (4, 1) else 0
     export = source.startswith(("source_file=2026-03-25.csv", "source_file=2026-04-06.csv"))
-    return "DeepSeek" in row["model_path"] and export and "measured=2026" in source
-
-
-def _is_mtp(row: dict[str, Any]) -> bool:
-    """Return whether InferenceMAX lists this deployment with multi-token prediction alone (its nvidia-master.yaml)."""
-    fp8 = "Qwen3.5" in row["model_path"] and row["gemm_quant_mode"] == "fp8"
-    return fp8 and row["mode"] == "agg" and (row["tp_size"], row["moe_ep_size"]) == (4, 1)
+    if "DeepSeek" not in row["model_path"] or not export or "measured=2026" not in source:
+        return 0
+    if row["backend"] == "sglang":
+        return None if not fp8 or row["system"] != "b200_sxm" else 2 if row["tp_size"] == NODE_GPUS else 0
+    if "1.2.0rc6.post3" in source or ("1.1.0rc2.post2" in source and "measured=2026-01-14" in source):
+        return 1 if _cut(row)[1] > 1 else 3
+    return 0 if "1.2.0rc6.post2" in source else None
 
 
 def _is_consistent(row: dict[str, Any]) -> bool:
@@ -181,14 +202,23 @@ def _is_consistent(row: dict[str, Any]) -> bool:
 def _side(row: dict[str, Any], side: str) -> tuple[int, ...]:
     names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     tp, dp, *experts = (row[f"{side}_{name}"] or 1 for name in names)
+    if not row["decode_num_workers"]:  # of TensorRT-LLM on GB200, by GPUs alone; recipes prefill by ranks (DEP)
+        return (1, tp, 1, tp) if side == "prefill" or tp > NODE_GPUS else (tp, 1, 1, tp)
     # InferenceMAX' recipes of vLLM prefill with data-parallel attention, and decode so on 16 GPUs; the sample lacks it.
-    return (1, tp, *experts) if row["backend"] == "vllm" and (side == "prefill" or tp == 16) else (tp, dp, *experts)
+    if row["backend"] == "vllm" and (side == "prefill" or tp == 16):
+        return 1, tp, *experts
+    # The list of SGLang's deployments on GB200, which the sample has, names DEP4 where scripts have TP, and ep moe_tp.
+    if row["backend"] == "sglang" and dp == row["decode_attention_dp_size"] == row["decode_moe_tp_size"] == 4:
+        return 4, 1, *experts
+    return tp, dp, *(sorted(experts) if row["backend"] == "sglang" and dp > 1 else experts)
 
 
 def _cut(row: dict[str, Any]) -> tuple[int, int, int, int]:
     """Return (tp, dp, moe_tp, ep)."""
     # Two exports multiply InferenceMAX' ``tp`` (all GPUs) and ``ep``: 8 GPUs became 64 with experts split 8 by 8.
     tp, dp = row["tp_size"], row["attention_dp_size"] or 1
+    if "Kimi" in row["model_path"] and row["gemm_quant_mode"] == "nvfp4":
+        return tp, 1, tp, 1  # the script passes tp alone, whatever the list of deployments names
     moe_tp, ep = row["moe_tp_size"] or 1, row["moe_ep_size"] or 1
     gpus = moe_tp * ep
     if moe_tp == ep > 1 and (tp * dp == gpus > NODE_GPUS or (max(tp, dp) == gpus and _is_export(row))):
@@ -204,18 +234,14 @@ def _is_export(row: dict[str, Any]) -> bool:
     return "config_id=" in row["silicon_data_source"] or "source_file=2026" in row["silicon_data_source"]
 
 
-MAY_SPECULATE = "speculation not recorded, aggregated (DeepSeek since 2026)"
 REASONS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "no concurrency recorded": lambda r: "silicon_concurrency" not in r["silicon_data_source"],
-    MAY_SPECULATE: lambda r: r["mode"] == "agg" and _may_speculate(r),
+    "speculation not recorded, aggregated (DeepSeek since 2026)": lambda r: _drafts(r) is None,
     "speculation and workers not recorded, P/D (DeepSeek-R1)": lambda r: (
         r["mode"] != "agg" and "-R1" in r["model_path"]
     ),
-    "number of P/D workers not recorded (Kimi-K2.5, GLM-5)": lambda r: (
-        r["mode"] != "agg" and not r["decode_num_workers"]
-    ),
+    "number of P/D workers not recorded (Kimi-K2.5, GLM-5)": lambda r: r["mode"] != "agg" and not all(_workers(r)),
     "several nodes, GPUs of all workers in one number (GB200)": lambda r: r["mode"] == "agg" and r["system"] == "gb200",
-    "multi-token prediction (Qwen3.5 in FP8 on 4 GPUs)": _is_mtp,
     "a router of several workers in front (Dynamo)": lambda r: (
         r["mode"] == "agg" and "ai-dynamo" in r["silicon_data_source"]
     ),
@@ -230,20 +256,29 @@ def _point(row: dict[str, Any]) -> Point:
     deployed = (row["id"], MODELS[row["model_path"]], GPUS[row["system"]], row["backend"], dtype, source)
     measured = text.split("measured=")[1][:10] if "measured=" in text else ""
     if row["mode"] == "agg":
-        return Point(*deployed, *_load(row), *_cut(row), measured, *_seconds(row))
-    workers, prefill = row["decode_num_workers"], (row["prefill_num_workers"], *_side(row, "prefill"))
+        return Point(*deployed, *_load(row), *_cut(row), measured, *_seconds(row), drafts=_drafts(row) or 0)
+    count, workers = _workers(row)
+    prefill = count, *_side(row, "prefill")
     point = Point(*deployed, *_load(row), *_side(row, "decode"), measured, *_seconds(row), workers, prefill)
-    recipe = point.model, point.gpu, dtype, point.isl, prefill[0], workers, point.tp, point.dp, point.concurrency
-    most = _max_num_seqs().get(tuple(map(str, recipe)), 0) if point.backend == "trtllm" else 0
-    return replace(point, max_num_seqs=most)
+    recipe = point.model, point.gpu, dtype, point.isl, count, workers, point.tp, point.dp, point.concurrency
+    most = _recipes("decode_max_num_seqs", 1).get(tuple(map(str, recipe)), (0,)) if point.backend == "trtllm" else (0,)
+    return replace(point, max_num_seqs=most[0])
+
+
+def _workers(row: dict[str, Any]) -> tuple[int, ...]:
+    """Return the number of prefill and of decode workers; (0, 0) if neither the sample nor a recipe names them."""
+    if count := row["decode_num_workers"]:
+        return row["prefill_num_workers"], count
+    key = MODELS[row["model_path"]], GPUS[row["system"]], row["isl"], row["decode_tp_size"], _load(row)[2]
+    return _recipes("pd_workers", 2).get(tuple(map(str, key)), (0, 0))
 
 
 @cache
-def _max_num_seqs() -> dict[tuple[str, ...], int]:
-    """Return that of a decode rank by deployment and concurrency, from the names of InferenceMAX' recipes."""
-    rows = csv.DictReader(Path(__file__).with_name("decode_max_num_seqs.csv").read_text("utf-8").splitlines())
-    keys = ("model", "gpu", "dtype", "isl", "prefill", "decode", "tp", "dp")
-    return {(*(r[key] for key in keys), c): int(r["max_num_seqs"]) for r in rows for c in r["concurrency"].split()}
+def _recipes(name: str, values: int) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Return the last ``values`` columns by those before them and by concurrency: names of InferenceMAX' recipes."""
+    _, *rows = csv.reader(Path(__file__).with_name(f"{name}.csv").read_text("utf-8").splitlines())
+    cells = [(row[: -1 - values], row[-1 - values : -1], row[-1].split()) for row in rows]
+    return {(*key, load): tuple(map(int, found)) for key, found, loads in cells for load in loads}
 
 
 def _load(row: dict[str, Any]) -> tuple[int, int, int]:
@@ -282,6 +317,8 @@ def loop_of(point: Point) -> Loop:
     clients, wait_steps = point.concurrency, _wait_steps(point) if point.inferencemax else 0.0
     prompt, output = ((max(1, int(low * tokens)), tokens) for tokens in (point.isl, point.osl))
     budget = max(8192, point.isl + point.osl if point.backend == "trtllm" else 0)
+    if point.drafts and point.backend == "trtllm":
+        budget = point.isl + 64 + (1 + point.drafts) * math.ceil(clients / point.dp)
     opening = 0 if point.inferencemax else clients
     mixed = point.backend != "sglang" or bool(point.prefill)
     return Loop(clients, prompt, output, budget, mixed, wait_steps, opening)
@@ -289,18 +326,19 @@ def loop_of(point: Point) -> Loop:
 
 def _wait_steps(point: Point) -> float:
     """Return the steps for which a new request waits by the engine's settings, on average."""
-    if point.prefill:
-        return 0.0
+    steps, fp8 = 0.0, point.dtype == "fp8"
     if point.backend == "sglang" and point.gpu == "B200":  # looks for requests every so many steps
         if point.model == "glm-5":
-            return 5.0 if point.dtype == "fp4" else 0.0
-        return (10 if point.concurrency < 16 and (point.family, point.dtype) != ("qwen3.5", "fp4") else 30) / 2
-    # TensorRT-LLM gathers prompts for so many steps.
-    if point.backend == "trtllm" and (point.isl, point.osl) == (1024, 1024):
-        if point.model.startswith("llama"):
-            return 20.0 if point.tp < 8 else 0.0
-        return 40.0 if point.dtype == "fp8" and 64 <= point.concurrency < 256 else 0.0
-    return 0.0
+            return 0.0 if fp8 else 5.0
+        steps = (10 if point.concurrency < 16 and (point.family, point.dtype) != ("qwen3.5", "fp4") else 30) / 2
+    elif point.backend == "trtllm" and point.dp > 1:  # until each rank has a prompt, or so many (attention_dp_config)
+        every = (1 + SHORTEST) / 2 * point.osl / point.tokens_per_step * point.dp / point.concurrency
+        steps = min(60.0, every * sum(1 / i for i in range(1, point.dp + 1)))
+    elif point.backend == "trtllm" and not point.drafts and (point.isl, point.osl) == (1024, 1024):
+        # TensorRT-LLM gathers prompts for so many steps.
+        few = point.tp < 8 if point.family == "llama" else fp8 and 64 <= point.concurrency < 256
+        steps = (20.0 if point.family == "llama" else 40.0) * few
+    return 0.0 if point.prefill else steps
 
 
 def means(records: Records, loop: Loop) -> tuple[float, float]:
@@ -339,9 +377,7 @@ def operators(point: Point, curves: Curves) -> Operators:
     return operators_of(model, gpu, node, parallel, limits_of(point, loop_of(point)), curves)
 
 
-def deployed(
-    point: Point, cost: str | CostTables | Curves, host: str | HostOverhead, speculation: Speculation | None = None
-) -> Deployment:
+def deployed(point: Point, cost: str | CostTables | Curves, host: str | HostOverhead) -> Deployment:
     """Return a point's (with P/D its decode workers') deployment; raise InputError: it does not fit these GPUs."""
     loop, parallel = loop_of(point), parallel_of(point)
     limits = limits_of(point, loop)
@@ -349,6 +385,7 @@ def deployed(
         model, gpu = catalog.model(point.model), catalog.gpu(point.gpu)
         node = catalog.default_node(gpu, parallel.gpus)
         cost = roofline(model, gpu, node, parallel, limits, loop.longest, HostOverhead(0.0, 0.0), cost)
+    speculation = Speculation("mtp", point.drafts, MTP_ACCEPTANCE) if point.drafts else None
     scheduler = policy.scheduler("vllm_v1" if loop.mixed or speculation else "vllm_v0")
     if point.dp > 1:  # engines balance ranks
         scheduler = replace(scheduler, router="least_outstanding")
@@ -378,7 +415,7 @@ def simulated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, 
         return disaggregated(point, curves, host)
     loop = loop_of(point)
     ttft_s, tpot_s = means(simulate(loop.workload(), deployed(point, curves, host), max_log_steps=0), loop)
-    return ttft_s + loop.wait_steps * tpot_s, tpot_s
+    return ttft_s + loop.wait_steps * tpot_s * point.tokens_per_step, tpot_s
 
 
 def disaggregated(point: Point, curves: Curves, host: HostOverhead) -> tuple[float, float]:
@@ -544,25 +581,37 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     points, left = read(shared)
     points = points[:: EVERY if quick else 1]
     by_family, by_gpu = fits_without(points, "family", "chip")
-    out = _engine(points, lambda point: by_family[point.family])
-    found = _figures("family_out", *out, left) | compared(*out)
+    found: dict[str, Any] = {}
+    for name, theta_of in (
+        ("family_out", lambda point: by_family[point.family]),
+        ("gpu_out", lambda point: by_gpu[point.chip]),
+    ):
+        scored, predicted = _engine(points, theta_of)
+        drafts = np.array([point.drafts > 0 for point in scored])
+        for suffix, some in (("", ~drafts), ("_mtp", drafts), ("_all", drafts | ~drafts)):
+            own = [point for point, one in zip(scored, some, strict=True) if one]
+            found |= _figures(name + suffix, own, predicted[some], {} if suffix else left)
+        found |= compared(scored, predicted) if name == "family_out" else {}
     hosts = {f"{p.backend} {p.family}": asdict(host_of(by_gpu[NOTHING], p)) for p in points}
     found["fidelity.silicon.family_out.ttft_median_ape"]["hosts_of_all"] = hosts
-    found |= _figures("gpu_out", *_engine(points, lambda point: by_gpu[point.chip]), {})
     for part in ("ttft", "tpot"):
         fits = {name: found[f"fidelity.silicon.{name}.{part}_median_ape"] for name in ("family_out", "gpu_out")}
         worse = max(fits.values(), key=lambda row: row["value"])
         row = {key: worse[key] for key in ("value", "interval", "p90")}
-        found[f"deploy.{part}_median_ape_left_out"] = row | {"fits": {name: of["value"] for name, of in fits.items()}}
-    scored = {"value": found["fidelity.silicon.family_out.ttft_median_ape"]["points"]}
-    scored |= {"rows": len(points) + left[TWICE], "of": len(points) + sum(left.values())}
-    found |= {"deploy.silicon_scored": scored} | shipped(shared, points, by_family, quick=quick)
+        found[f"deploy.{part}_median_ape_left_out"] = row | {
+            "fits": {name: of["value"] for name, of in fits.items()},
+            "with_mtp": {name: found[f"fidelity.silicon.{name}_all.{part}_median_ape"]["value"] for name in fits},
+        }
+    row = {"value": found["fidelity.silicon.family_out_all.ttft_median_ape"]["points"]}
+    row |= {"without_mtp": found["fidelity.silicon.family_out.ttft_median_ape"]["points"]}
+    row |= {"rows": len(points) + left[TWICE], "of": len(points) + sum(left.values())}
+    found |= {"deploy.silicon_scored": row} | shipped(shared, points, by_family, quick=quick)
     return found
 
 
 def fits_without(points: Sequence[Point], *fields: str) -> list[Thetas]:
     """Return for each field, by its value, the factors fitted to points with another value; NOTHING: to all points."""
-    together = [point for point in points if not point.prefill]
+    together = [point for point in points if not (point.prefill or point.drafts)]
     fitting, predicted = _engine(together, lambda _: np.zeros(len(NAMES)), late=False)
     known = np.array([point.family not in LAUNCHES_ALONE for point in fitting])
     slope, fits = slopes(fitting) * (known[:, None] | np.array([name.startswith("launch") for name in NAMES])), []
@@ -622,7 +671,7 @@ def compared(points: Sequence[Point], predicted: Floats) -> dict[str, Any]:
 
 def shipped(shared: Path, points: Sequence[Point], by_family: Thetas, *, quick: bool) -> dict[str, Any]:
     """Return figures of ``deploy`` and the engine alone: by the roofline, and by profiles of imported kernels."""
-    able = [point for point in points if not point.prefill]
+    able = [point for point in points if not (point.prefill or point.drafts)]
     # Those with measured kernels: Llama-3.1-70B in vLLM.
     measured = [p for p in able if p.backend == "vllm" and p.inferencemax and p.model == "llama-3.1-70b"]
     groups = list(grouped(measured, lambda point: point.group).values())[: FEW_FITS if quick else None]

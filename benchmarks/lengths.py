@@ -12,6 +12,7 @@ MODULES = {
     **{f"multibin.rates.{lengths}": f"_multibin:rates:{lengths}" for lengths in ("uniform", "exponential", "gsm8k")},
     "predict": "_predict",
     "encoder": "_predict:encoder",
+    "sidecar": "_predict:sidecar",
     "encoder.elis": "_predict:elis",
     "elis": "_elis",
     **{f"elis.{section}": f"_elis:{section}" for section in ("preemption", "request_rates", "sentences")},

@@ -3,6 +3,7 @@
 import statistics
 import sys
 import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def study(_shared: Path, quick: bool, jobs: int = 2) -> dict[str, Any]:
     )
     models, more, variants = (MODELS[2:3], (*few, "search.space.tp=[4]"), 1) if quick else (MODELS, (), 3)
     engine.warm_up()
-    wall_s, effort, winners, projected = {}, [], {}, {}
+    wall_s, effort, answers, projected = {}, [], [], {}
     start_cpu_s, start_s = time.process_time(), time.perf_counter()
     with search.threads(jobs) as workers:
         for model in models:
@@ -69,13 +70,15 @@ def study(_shared: Path, quick: bool, jobs: int = 2) -> dict[str, Any]:
             for plan in plans:
                 check(plan, precision)
                 effort.append(plan.effort)
-                winners[name := f"{model} {plan.name}"], wall_s[name] = plan.best.name, plan.effort.seconds
-                print(f"{name}: {plan.effort.seconds:.1f} s", file=sys.stderr)
+                value = asdict(plan.best.objective) | {"draws": None}
+                answers.append({"model": model, "workload": plan.name, "best": plan.best.name, "tied": plan.tied} | value)
+                wall_s[f"{model} {plan.name}"] = plan.effort.seconds
+                print(f"{answers[-1]}: {plan.effort.seconds:.1f} s", file=sys.stderr)
     total_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     columns = ("candidates", "rejected", "pruned", "simulations", "requests")
     candidates, rejected, pruned, simulations, requests = (sum(getattr(one, of) for one in effort) for of in columns)
     details = {"machine": machine(), "jobs": jobs, "cpu_s": cpu_s, "candidates": candidates, "simulations": simulations}
-    details |= {"seconds_by_scenario": wall_s, "winners": winners}
+    details |= {"seconds_by_scenario": wall_s, "answers": answers}
     gpu_hours = sum(of["gpu_hours"] for of in projected.values())
     return {
         "search.paper.total_s": {"value": total_s, **details},

@@ -37,9 +37,9 @@ PAGE = Path(__file__).parent / "reference.md"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "reference.toml"
 COMMANDS = """
 simulate; capacity; search; speculation; kv; lab; schedule; schedule run; schedule watch; app; app plan; app profile;
-app run; app status; app cancel; serve; explain; catalog; predict train; predict eval; predict show; predict collect;
-workload show; bench; calibrate; compare; profile run; profile import aiconfigurator; profile import llmservingsim;
-profile import vidur; profile show; profile fit; profile check
+app run; app status; app cancel; serve; explain; catalog; predict train; predict eval; predict show; predict serve;
+predict collect; workload show; bench; calibrate; compare; profile run; profile import aiconfigurator; profile check;
+profile import llmservingsim; profile import vidur; profile show; profile fit
 """
 """Commands with their help on the page, after that of lengthwise itself."""
 SCENARIO_TABLES = {

@@ -241,7 +241,7 @@ FIDELITY_FIGURES = {
 
 
 DEPLOYMENTS_FIGURES = {
-    "deploy.silicon_scored": "measured deployments with a prediction",
+    "deploy.silicon_scored": "measured deployments with a prediction, 144 of them at an assumed acceptance",
     "deploy.tpot_median_ape_left_out": "their TPOT, family or GPU left out, the worse of both",
     "deploy.ttft_median_ape_left_out": "TTFT, the worse of both",
     "deploy.ttft_bracket_coverage": "TTFT within the 90 % intervals of `simulate`",

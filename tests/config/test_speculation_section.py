@@ -56,6 +56,14 @@ def test_a_file_describes_the_drafter_and_its_acceptance():
     assert ranges.speculation.drafts_by_seqs(20).tolist() == [3] * 8 + [1] * 13
 
 
+def test_acceptance_has_a_default_for_mtp_alone():
+    text = TEXT.replace("acceptance = [0.7, 0.6, 0.5, 0.4]\n", "")
+    made = speculation(config.loads(text % "mtp", overrides=["deployment.model=deepseek-v3"]))
+    assert made.tokens_per_step == pytest.approx(2.5, abs=0.01)  # what was published
+    with pytest.raises(InputError, match='method = "eagle" needs acceptance, which is missing'):
+        speculation(config.loads(text % "eagle"))
+
+
 def test_the_drafter_takes_memory():
     without = deploy("llama-3.1-8b", "H100", limits=EngineLimits(max_num_seqs=64, max_model_len=4096))
     ngram, eagle, draft = (

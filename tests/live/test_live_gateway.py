@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import re
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order
@@ -100,8 +103,6 @@ async def completion(client, prompt: str, *, stream: bool, tokens: int = 24) -> 
 
 
 async def metric(url: str, name: str) -> float:
-    import aiohttp
-
     async with aiohttp.ClientSession() as session, session.get(url + "/metrics") as reported:
         lines = (await reported.text()).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
@@ -118,6 +119,90 @@ def test_the_official_client_gets_from_the_gateway_what_it_gets_from_the_engine(
                 through = await completion(client, "the sea", stream=stream)
                 assert through == await completion(engine, "the sea", stream=stream)
                 assert through[1:] == ("length", 24)
+
+    asyncio.run(work())
+
+
+BODIES = {
+    "/v1/responses": {"input": "the sea", "max_output_tokens": 24, "instructions": "Be brief.", "ignore_eos": True},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 24, "system": "Be brief."},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/tokenize": {"prompt": "the sea"},
+    "/detokenize": {"tokens": [5, 6, 7]},
+    "/v1/embeddings": {"input": "the sea"},  # of which this model has none
+    "/rerank": {"query": "the sea", "documents": ["a"]},
+}
+
+
+def joined(body: bytes) -> list[object]:
+    """The events of a stream, the text in one piece: a busy engine joins the text of several tokens."""
+    events: list[object] = []
+    text = ""
+    for event in body.split(b"\n\n"):
+        name, _, data = event.partition(b"\ndata: ")
+        fields = json.loads(data) if data else {}
+        fields.pop("sequence_number", None)
+        delta = fields.get("delta")
+        piece = delta if isinstance(delta, str) else (delta or {}).get("text") or ""
+        text += piece
+        events += [] if piece else [(name, fields)]
+    return [*events, text]
+
+
+def test_every_route_answers_as_the_engine_apart_from_ids_and_times(url):
+    unlike = re.compile(rb'(?<=")(?:resp|msg|chatcmpl)[_-][\w-]+|(?<="created_at":)\d+')
+
+    async def work() -> None:
+        async with served(url) as (gateway, _), aiohttp.ClientSession() as session:
+            rows = []
+            gateway.telemetry.timelines.subscribe(rows.append)
+
+            async def ask(base: str, path: str, stream: bool) -> tuple[int, str, bytes]:
+                body = {"model": "m", "temperature": 0, **BODIES[path], **({"stream": True} if stream else {})}
+                async with session.post(base + path, json=body) as answer:
+                    return answer.status, answer.headers["content-type"], await answer.read()
+
+            for path, stream in [*((path, False) for path in BODIES), ("/v1/responses", True), ("/v1/messages", True)]:
+                status, media_type, straight = await ask(url, path, stream)
+                through = await ask(f"http://127.0.0.1:{gateway.port}", path, stream)
+                assert through[:2] == (status, media_type)
+                assert joined(unlike.sub(b"0", through[2])) == joined(unlike.sub(b"0", straight))
+                if path in ("/v1/responses", "/v1/messages"):
+                    found = re.findall(rb'"output_tokens": ?(\d+)', straight)
+                    assert (status, int(found[-1])) == (200, rows[-1].output_tokens)
+                    assert rows[-1].outcome == "finished"
+                    assert stream == straight.startswith(b"event: ")
+            assert all(worker.up for worker in gateway.driver.statistics().workers)
+
+    asyncio.run(work())
+
+
+def test_the_official_clients_of_responses_and_messages(url):
+    from anthropic import AsyncAnthropic
+
+    request = {"model": "m", "messages": MESSAGES, "max_tokens": 24, "extra_body": {"temperature": 0}}
+
+    async def work() -> None:
+        async with (
+            served(url) as (gateway, client),
+            AsyncAnthropic(base_url=f"http://127.0.0.1:{gateway.port}", api_key="k", max_retries=0) as anthropic,
+        ):
+            response = await client.responses.create(model="m", input="the sea", max_output_tokens=24, temperature=0)
+            kind, final = "", None
+            stream = await client.responses.create(
+                model="m", input="the sea", max_output_tokens=24, temperature=0, stream=True
+            )
+            async for event in stream:
+                kind, final = event.type, getattr(event, "response", None)
+            assert final is not None, kind
+            assert (final.output_text, final.usage.output_tokens) == (
+                response.output_text, response.usage.output_tokens,
+            )  # fmt: skip
+            message = await anthropic.messages.create(**request)
+            async with anthropic.messages.stream(**request) as streamed:
+                last = await streamed.get_final_message()
+            assert (last.content[0].text, last.stop_reason) == (message.content[0].text, message.stop_reason)
+            assert last.usage.output_tokens == message.usage.output_tokens
 
     asyncio.run(work())
 
@@ -195,6 +280,15 @@ def test_an_engine_with_a_full_queue_is_no_failure_and_every_request_is_served(u
             requested = (completion(client, f"number {k}", stream=True, tokens=40) for k in range(many))
             answers = await asyncio.gather(*requested)
             assert [count for _, _, count in answers] == [40] * many
+            async with aiohttp.ClientSession() as session:
+                body = {"model": "m", "messages": MESSAGES, "max_tokens": 40, "stream": True}
+
+                async def message() -> bytes:
+                    async with session.post(f"http://127.0.0.1:{gateway.port}/v1/messages", json=body) as answer:
+                        return await answer.read()
+
+                messages = await asyncio.gather(*(message() for _ in range(SLOTS + QUEUE + 2)))
+                assert [one.count(b"event: message_stop") for one in messages] == [1] * (SLOTS + QUEUE + 2)
             assert all(worker.up for worker in gateway.driver.statistics().workers)
         assert await metric(url, "vllm:admission_rejections_total") > before
 

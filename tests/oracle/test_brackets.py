@@ -106,6 +106,9 @@ def test_every_row_of_the_sample_is_scored_or_left_out_for_a_reason(shared):
     kinds = {of.kind for of in points}
     assert kinds >= {"dense, aggregated", "MoE, aggregated", "MoE, P/D", "hybrid, aggregated"}
     assert all(of.prefill[0] >= 1 and of.workers >= 1 for of in points if of.prefill)
+    proposed = {(of.family, of.backend, of.dp > 1): of.drafts for of in points if of.drafts}
+    recipes = {("deepseek", "trtllm", False): 3, ("deepseek", "trtllm", True): 1, ("deepseek", "sglang", False): 2}
+    assert proposed == {**recipes, ("qwen3.5", "sglang", False): 3}
 
 
 def test_the_least_spread_is_that_whose_interval_just_contains_the_point():

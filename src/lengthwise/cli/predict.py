@@ -1,4 +1,4 @@
-"""``lengthwise predict``: train, eval, collect and show."""
+"""``lengthwise predict``: train, eval, collect, show and serve."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ Examples:
   lengthwise predict show default --prompt "Write an essay about rivers."
   lengthwise predict train log.jsonl --out mine.lwp
   lengthwise predict eval mine.lwp other-models.jsonl --report lengths.html
+  lengthwise predict serve mine.lwp --port 8140
 """
 
 _SampleFiles = Annotated[
@@ -271,3 +272,40 @@ def _show_prediction(predictor: Any, prompt: str, model: str | None, tokens_so_f
     width = 32 / max(tokens.values())
     rows = [[f"{100 * level:g} %", f"{t:,.0f}", "█" * max(1, round(width * t))] for level, t in tokens.items()]
     print_table(("quantile", "tokens", ""), rows)
+
+
+def serve(
+    predictor_file: _PredictorFile = "default",
+    *,
+    host: Annotated[str, Option(help="Address; no client needs a key. 0.0.0.0: all networks.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0: a free one.")] = 8140,
+    statistic: Annotated[str, Option(help="Statistic that is a hint: mean, median, p80 or p90.")] = "mean",
+    learn: Annotated[
+        bool, Option("--learn/--no-learn", help="Whether reported lengths correct later predictions.")
+    ] = True,
+    short_below: Annotated[int, Option(min=1, help="SHORT: a length below this many tokens is likely.")] = 500,
+    long_from: Annotated[int, Option(min=1, help="LONG: a length of at least this many tokens is likely.")] = 2000,
+    bin_confidence: Annotated[float, Option(help="The probability that is likely; above 0.5.")] = 0.8,
+) -> None:
+    """Serve predicted lengths over HTTP to another router (POST /v1/lengths), and hints (POST /v1/hints/ROUTER).
+
+    Routers are dynamo, kserve, llm-d, production-stack and smg. Lengths reported to /v1/lengths/observed correct later
+    predictions. /health, /ready and /metrics are those of a service.
+    """
+    from lengthwise.gateway.serve import require_extra
+
+    require_extra("lengthwise predict serve")
+    from lengthwise.gateway import length_server
+    from lengthwise.gateway.config import PredictionConfig
+
+    _open(predictor_file)
+    config = length_server.LengthServerConfig(
+        PredictionConfig(predictor=predictor_file, statistic=statistic, learn=learn),
+        length_server.Bins(short_below, long_from, bin_confidence),
+    )
+    at = f"[{host}]" if ":" in host else host
+
+    def announce(used: int) -> None:
+        typer.echo(f"lengths at http://{at}:{used}/v1/lengths, predictor {predictor_file} (Ctrl-C ends it)")
+
+    length_server.serve(config, host, port, announce)

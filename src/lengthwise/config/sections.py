@@ -270,13 +270,14 @@ class SpeculationTable(Section):
 
     ``acceptance`` are the rates at which the proposed tokens are accepted, by position, each given that those before it
     were (vLLM logs them: "Per-position acceptance rate" divided by that of the position before); a single rate applies
-    to all positions. ``draft_rate`` is the share of a sequence's steps for which the drafter proposes tokens at all.
+    to all positions. Without it, method mtp has DeepSeek-R1's of chats at every position, 0.69; others need it.
+    ``draft_rate`` is the share of a sequence's steps for which the drafter proposes tokens at all.
     """
 
     method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"]
     # Tokens proposed for each step, at most as many as there are rates of acceptance; 0: no speculation.
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)]
-    acceptance: Rate01 | Annotated[list[Rate01], Field(min_length=1)]
+    acceptance: Rate01 | Annotated[list[Rate01], Field(min_length=1)] | None = None
     draft_rate: Rate01 = 1.0  # below 1 for n-gram, which finds nothing to propose where the text does not repeat
     request_effect: Annotated[NotNan, Field(ge=0, le=0.99)] = 0.0  # intraclass correlation of acceptance by request
     length_correlation: Annotated[NotNan, Field(ge=-1, le=1)] = 0.0  # of a request's acceptance and its output

@@ -102,10 +102,10 @@ class InvalidBodyError(ValueError):
 
 @dataclass(slots=True, kw_only=True)
 class ClientRequest:
-    """A completion request as the edge passes it to the relay: the received body, and values checked by the edge."""
+    """A request as the edge passes it to the relay: the received body, and values checked by the edge."""
 
-    api: str  # "chat" or "completions"
-    body: bytes  # JSON object in UTF-8, without duplicates of fields that the gateway reads
+    api: str  # name of the route in ``apis.APIS``, such as "chat" or "completions"
+    body: bytes  # JSON object in UTF-8, or a form, without duplicates of fields that the gateway reads
     model: str
     stream: bool
     text: str  # text of the prompt, for length predictors; "" for token ids

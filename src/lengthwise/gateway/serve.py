@@ -34,13 +34,13 @@ _SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
 
 
-def require_extra() -> None:
-    """Raise MissingExtraError if the extra ``gateway`` is not installed."""
+def require_extra(command: str = "lengthwise serve") -> None:
+    """Raise MissingExtraError, which names the ``command``, if the extra ``gateway`` is not installed."""
     try:
         for name in ("aiohttp", "httptools", "msgspec", "prometheus_client", "uvicorn"):
             importlib.import_module(name)
     except ImportError as error:
-        raise MissingExtraError("lengthwise serve", "gateway") from error
+        raise MissingExtraError(command, "gateway") from error
 
 
 class Gateway:

@@ -29,7 +29,7 @@ from lengthwise.schema.deployment import (
 )
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, UnknownNameError, error_note
 from lengthwise.schema.specs import GpuSpec, ModelSpec
-from lengthwise.schema.speculation import Speculation
+from lengthwise.schema.speculation import MTP_ACCEPTANCE, Speculation
 from lengthwise.schema.workload import Workload
 from lengthwise.usecases.requests import Sharing, sharing_of, workload_by_seed
 
@@ -140,7 +140,12 @@ def speculation(scenario: Scenario) -> Speculation | None:
         )
     given = section.model_dump(exclude={"num_speculative_tokens_per_batch_size", "draft_model"})
     ranges, rates, draft = section.num_speculative_tokens_per_batch_size, section.acceptance, section.draft_model or ""
-    given["acceptance"] = tuple(rates) if isinstance(rates, list) else rates
+    if rates is None and section.method != "mtp":
+        raise InputError(
+            f'deployment.speculation with method = "{section.method}" needs acceptance, which is missing. Give a rate, '
+            "or one for each position"
+        )
+    given["acceptance"] = MTP_ACCEPTANCE if rates is None else tuple(rates) if isinstance(rates, list) else rates
     if draft and resolved(draft, scenario.folder).exists():
         draft = str(resolved(draft, scenario.folder))
     return Speculation(**given, per_batch_size=tuple((a, b, k) for a, b, k in ranges or ()), draft_model=draft)

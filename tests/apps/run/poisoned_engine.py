@@ -6,17 +6,17 @@ import asyncio
 import os
 import sys
 
-from lengthwise.testing.engine_server import EngineServer, EngineSpec, completions, request_handler
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, completions, routes
 
 
-def deadly(raw, *rest, **more):
-    if b"poison" in raw or sys.argv[4:] == ["always"]:
+def deadly(body, *rest, **more):
+    if "poison" in str(body) or sys.argv[4:] == ["always"]:
         os._exit(137)
-    return completions.parse_request(raw, *rest, **more)
+    return completions.parse_request(body, *rest, **more)
 
 
 async def serve():
-    request_handler.parse_request = deadly
+    routes.parse_request = deadly
     async with EngineServer(EngineSpec(model=sys.argv[3]), host=sys.argv[1], port=int(sys.argv[2])):
         await asyncio.Event().wait()
 

@@ -9,10 +9,14 @@ from pathlib import Path
 import jsonschema
 import kubernetes_validate
 import pytest
-from rendered_manifests import ALL, kustomized, resources, the
+import typer
+from own_kustomize import built
+from rendered_manifests import ALL, DEPLOY, kustomized, resources, the
+
+from lengthwise.cli.program import app
 
 SCHEMAS = Path(__file__).parent / "schemas"
-CUSTOM = {"ScaledObject", "ServiceMonitor", "PrometheusRule"}
+CUSTOM = {"ScaledObject", "ServiceMonitor", "PrometheusRule", "InferenceObjective"}
 
 
 def check(resource: dict, version: str) -> None:
@@ -78,3 +82,29 @@ def test_nothing_but_keda_scales(name):
     kinds = {r["kind"] for r in resources(name)}
     assert "HorizontalPodAutoscaler" not in kinds
     assert ("ScaledObject" in kinds) == (name in ("keda", "scale-to-zero"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+def test_the_api_would_take_the_length_server_and_llm_d_its_objectives(version):
+    for resource in built(DEPLOY / "llm-d"):
+        check(resource, version)
+
+
+def app_command(*names):
+    """A command of the program."""
+    found = typer.main.get_command(app)
+    for name in names:
+        found = found.get_command(None, name)
+    return found
+
+
+def test_the_length_server_starts_where_its_probes_and_its_service_expect_it():
+    by_kind = {resource["kind"]: resource for resource in built(DEPLOY / "llm-d")}
+    (container,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
+    command = app_command(*container["command"][1:])
+    options = command.make_context("serve", list(container["args"])).params
+    (port,), (served,) = container["ports"], by_kind["Service"]["spec"]["ports"]
+    assert (options["host"], options["port"]) == ("0.0.0.0", port["containerPort"])
+    assert (served["targetPort"], served["port"]) == (port["name"], port["containerPort"])
+    assert {probe["httpGet"]["port"] for name, probe in container.items() if name.endswith("Probe")} == {port["name"]}

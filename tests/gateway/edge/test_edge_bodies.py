@@ -6,9 +6,10 @@ import json
 
 import pytest
 from edge_serving import a_key, config
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lengthwise.gateway.apis import APIS
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.client_request import BodyShape, RequestParser, ascii_tokens, estimate_prompt_tokens
@@ -37,9 +38,9 @@ def prompt(**fields):
     return {"model": "m", "prompt": "hi", **fields}
 
 
-def taken_or_refused(body, limits):
+def taken_or_refused(body, limits, api="chat"):
     try:
-        return of(body, limits=limits)
+        return of(body, api, limits=limits)
     except Fault as fault:
         return fault
 
@@ -92,6 +93,20 @@ def test_a_body_of_any_json_is_taken_or_refused_by_name(value):
             assert json.loads(outcome.body)["error"]["message"]
         else:
             assert outcome.fields() == json.loads(outcome.body)
+
+
+@settings(max_examples=15)
+@given(NESTED, NESTED)
+def test_a_body_of_any_route_is_taken_or_refused_by_name(value, other):
+    names = ("input", "messages", "system", "metadata", "query", "documents", "instructions", "tools", "tokens")
+    for api in (name for name, one in APIS.items() if not one.is_form):
+        body = {"model": "m", "messages": chat()["messages"], "input": value, "query": other, "documents": value}
+        for name in names:
+            outcome = taken_or_refused({**body, name: value}, Limits(depth=12), api)
+            if isinstance(outcome, Fault):
+                assert outcome.status == 400
+            else:
+                assert outcome.fields() == json.loads(outcome.body)
 
 
 @given(st.binary(max_size=80))

@@ -7,6 +7,7 @@ import json
 import pytest
 from edge_serving import SECRET, Script, Served, a_key, chat, config, parsed, sha
 
+from lengthwise.gateway.apis import APIS
 from lengthwise.gateway.edge import Fault, Tenants
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.request import Refusal
@@ -53,7 +54,7 @@ def test_a_stream_comes_in_events(served):
         *[
             ("POST", path, 404, "unknown_url")
             for path in (
-                "/", "/metrics", "/sleep", "/v1/sleep", "/v1/embeddings", "/v1/chat/completions/", "//v1/completions",
+                "/", "/metrics", "/sleep", "/v1/sleep", "/v1/moderations", "/v1/chat/completions/", "//v1/completions",
                 "/v1/chat/../../sleep", "/v1/chat/%2e%2e/completions", "/v1%2Fcompletions", "/v1/%63ompletions",
                 "/V1/completions", "/v1/completions;x=1", "/v1/chat/completions/%2e%2e/%2e%2e/sleep",
             )
@@ -213,3 +214,49 @@ def test_other_keys_hold_from_the_next_request_on(served):
         two = chat(messages=[{"role": "user", "content": "a"}] * 2)
         assert own.submit(two, secret="sk-new")[2]["error"]["param"] == "messages"
     assert SECRET not in repr(own.app.__dict__)
+
+
+def test_a_keys_limits_and_errors_in_the_form_of_the_api_hold_on_every_route():
+    names = [name for name in APIS if not APIS[name].is_form]
+    with Served(config(*(a_key(tenant=name, sha256=sha(name), rate_rps=0.001, burst=5) for name in names))) as served:
+        for name in names:
+            given = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi"}
+            given |= {"query": "hi", "documents": ["hi"]}
+            wrong = (given | {"model": "none"}, given | {"priority": 3}, b'{"model": "tiny", ', b'{"stream": true}')
+            wrong += (given | {"background": True, "max_tokens": 0, "input": {"a": 1}, "documents": 5, "model": 7},)
+            kinds = []
+            for status, body in zip((404, 400, 400, 400, 400, 429), (*wrong, given), strict=True):
+                got, _, answer = served.submit(body, path=APIS[name].path, secret=None, x_api_key=name)
+                assert got == status
+                kinds.append(answer["error"]["type"])
+                assert answer.get("type") == ("error" if APIS[name].is_anthropic else None)
+            assert kinds[-1] == ("rate_limit_error" if APIS[name].is_anthropic else "requests")
+            status, _, answer = served.submit(given, path=APIS[name].path, secret="sk-wrong")
+            assert (status, answer["error"]["type"]) == (401, "authentication_error")
+        assert not served.script.client_request
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ([b'Content-Disposition: form-data; name="model"\r\n\r\ntiny'], 200),
+        ([b'Content-Type: text/plain\r\nContent-Disposition: form-data; name="model"\r\n\r\ntiny'], 200),
+        ([b'Content-Disposition: form-data; name="model"\r\n\r\ntiny'] * 2, 400),
+        ([b'Content-Disposition: form-data; name="model"\r\n\r\ntiny', b"X: y\r\n\r\nz"], 400),
+        ([b'Content-Disposition: form-data; name="model"; name="other"\r\n\r\ntiny'], 400),
+        ([b"Content-Disposition: form-data; name=model\r\n\r\ntiny"], 400),
+        ([b'Content-Disposition: form-data; name="priority"\r\n\r\n1'], 400),
+        ([b'Content-Disposition: form-data; name="Model"\r\n\r\ntiny'], 400),
+        ([b'Content-Disposition: form-data; name="model"\r\n\r\nnone'], 404),
+        ([], 400),
+    ],
+)
+def test_a_form_passes_only_if_no_engine_can_read_another_model_in_it(served, parts, status):
+    body = b"".join([b"--b\r\n" + part + b"\r\n" for part in parts]) + b"--b--\r\n"
+    path, kind = "/v1/audio/transcriptions", "multipart/form-data; boundary=b"
+    assert served.submit(body, path=path, content_type=kind)[0] == status
+    assert served.submit(b"before" + body, path=path, content_type=kind)[0] == 400
+    assert served.submit(body, path=path, content_type="multipart/form-data")[0] == 415
+    if status == 200:
+        assert dict(served.script.client_request[-1].headers)["Content-Type"] == kind
+        assert served.script.client_request[-1].body == body

@@ -53,7 +53,11 @@ def test_priorities_have_the_engines_polarity_and_fit_32_bits():
     order = sorted(range(7), key=lambda k: vllm[k])
     assert order == [6, 3, 0, 1, 4, 2, 5]
     assert reported.fields(queue[0], worker("openai", sign=0)) == {}
-    assert reported.add_to(queue[0], worker("openai", sign=0), b'{"a":1}') == b'{"a":1}'
+    assert reported.add_to(queue[0], worker("openai", sign=0), b'{"a":1}', "chat", []) == b'{"a":1}'
+    headers = []  # a body of /v1/messages has no priority, and one of /v1/embeddings no output to order
+    assert reported.add_to(queue[0], worker(sign=1), b'{"a":1}', "messages", headers) == b'{"a":1}'
+    assert headers == [("X-Vllm-Priority", str(vllm[0]))]
+    assert reported.add_to(queue[0], worker(sign=1), b'{"a":1}', "embeddings", []) == b'{"a":1}'
 
 
 def test_the_plug_in_is_sent_the_remaining_length_of_this_run():

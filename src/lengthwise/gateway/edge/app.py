@@ -1,4 +1,4 @@
-"""The ASGI app for clients: routes, authentication and limits. It passes completion requests to the relay."""
+"""The ASGI app for clients: routes, authentication and limits. It passes requests for engines to the relay."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from urllib.parse import unquote
 
 import msgspec
 
+from lengthwise.gateway.apis import APIS
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.edge import asgi, client_request
 from lengthwise.gateway.edge.auth import Caller, Charge, Keys, Tenants, network
-from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Headers, RequestParser
+from lengthwise.gateway.edge.client_request import Headers, RequestParser
 from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unknown_model
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
@@ -33,15 +34,14 @@ class Route:
 
     name: str
     methods: tuple[str, ...] = ("GET", "HEAD")
-    api: str = ""  # CHAT or COMPLETIONS; "" for a route of another kind
+    api: str = ""  # name in APIS of a route that is forwarded; "" for a route of another kind
     model: str = ""  # NAME in /v1/models/NAME
     is_open: bool = False  # whether it needs no key
     body: bytes = b""  # response of an open route; b"" stands for the OpenAPI document
 
 
 _ROUTES = {
-    b"/v1/chat/completions": Route("chat", ("POST",), CHAT),
-    b"/v1/completions": Route("completions", ("POST",), COMPLETIONS),
+    **{one.path.encode(): Route(name, ("POST",), name) for name, one in APIS.items()},
     b"/v1/models": Route("models"),
     b"/health": Route("health", is_open=True, body=b'{"status":"ok"}'),
     b"/ready": Route("ready", is_open=True, body=b'{"status":"ready"}'),
@@ -71,12 +71,12 @@ _LONG_BYTES = 1 << 18  # longer bodies are parsed one at a time in a thread: msg
 
 
 class App:
-    """An OpenAI-compatible endpoint as an ASGI 3 application.
+    """An endpoint with OpenAI's and Anthropic's routes as an ASGI 3 application.
 
-    ``handler`` serves a completion request. It is cancelled if the client disconnects, and may raise Fault or an error
-    with a ``refusal``. ``models`` returns all models, including those of unavailable engines, ``entries`` the fields of
-    each model in the engines' /v1/models, and ``ready`` whether an engine is available. While ``draining`` is True, new
-    completion requests get 503. ``in_flight`` counts completion requests, also those whose bodies still arrive.
+    ``handler`` serves a request for an engine. It is cancelled if the client disconnects, and may raise Fault or an
+    error with a ``refusal``. ``models`` returns all models, including those of unavailable engines, ``entries`` the
+    fields of each model in the engines' /v1/models, and ``ready`` whether an engine is available. While ``draining`` is
+    True, new such requests get 503. ``in_flight`` counts them, also those whose bodies still arrive.
     """
 
     def __init__(
@@ -153,14 +153,18 @@ class App:
                 request_id = client_request.resolve_request_id(headers)
                 exchange.headers.append((b"x-request-id", request_id.encode()))
             target = route(scope)
+            exchange.is_anthropic = bool(target.api) and APIS[target.api].is_anthropic
             if target.is_open:
                 await exchange.send(200, _JSON, self._open_body(target))
                 return
             address = (scope.get("client") or ("",))[0]
-            caller = self.keys.caller(headers.get(b"authorization"), address)
+            key, authorization = headers.get(b"x-api-key"), headers.get(b"authorization")
+            if authorization is None and key is not None:  # as Anthropic's client sends it
+                authorization = b"Bearer " + key
+            caller = self.keys.caller(authorization, address)
             exchange.tenant = caller.tenant
             if target.api:
-                await self._serve_completion(exchange, target.api, caller, network(address), headers, request_id)
+                await self._forward(exchange, target.api, caller, network(address), headers, request_id)
             else:
                 await self._send_models(exchange, target, caller)
         except (Fault, InvalidBodyError) as error:
@@ -187,7 +191,7 @@ class App:
             self.refused(fault, exchange.tenant)
         await exchange.send_fault(fault)
 
-    async def _serve_completion(
+    async def _forward(
         self, exchange: asgi.AsgiExchange, api: str, caller: Caller, address: str, headers: Headers, request_id: str
     ) -> None:
         if self.draining:
@@ -198,7 +202,7 @@ class App:
             charge = Charge(caller, self._clock, exchange.headers)
             with caller, asgi.BodyReservation(self.body_budget, owner) as reservation, charge:
                 exchange.headers += caller.take_request(self._clock())
-                client_request.check_json(headers)
+                client_request.check_media_type(APIS[api], headers)
                 body = await exchange.body(self._limits.body_bytes, headers.get(b"content-length"), reservation)
                 exchange.monitor()
                 arguments = (api, body, caller, headers, request_id, self._clock(), address)

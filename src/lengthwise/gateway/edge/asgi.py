@@ -94,6 +94,7 @@ class AsgiExchange:
         self._monitor: asyncio.Future[Message] | None = None
         self._finished = self.has_started = self.is_client_gone = False
         self.tenant = UNAUTHENTICATED
+        self.is_anthropic = False  # whether errors have Anthropic's form
         self.scheduler_reports_refusals = False  # whether the scheduler, not the app, reports a refusal to listeners
         self._sent = 0
         self.headers: list[tuple[bytes, bytes]] = []  # added to every response
@@ -156,7 +157,7 @@ class AsgiExchange:
 
     async def send_fault(self, fault: Fault) -> None:
         """Send an error as a complete response, without reading the rest of the body."""
-        await self.send(fault.status, fault.all_headers(), fault.body)
+        await self.send(fault.status, fault.all_headers(), fault.encode(is_anthropic=self.is_anthropic))
 
     async def abort(self) -> None:
         """Abort the connection, so that an incomplete response does not look complete."""

@@ -1,4 +1,4 @@
-"""Parse and check completion requests: JSON bodies and headers."""
+"""Parse and check requests for engines: JSON bodies, forms and headers."""
 
 from __future__ import annotations
 
@@ -15,104 +15,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.gateway.apis import APIS, ENGINE_FIELDS, Api, Body, Chat, Completion, Messages, Number, Responses
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
 from lengthwise.gateway.request import NO_PREFIX, Client, ClientRequest, PrefixHasher, PromptPrefix
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_tokens
 
-CHAT, COMPLETIONS = "chat", "completions"
 
-Number = int | float | None  # a JSON number; JSON does not distinguish integers, so 1.0 is a valid 1
-
-
-class Part(msgspec.Struct, gc=False):
-    """A part of a message. Only its text is read."""
-
-    type: str = ""
-    text: str | None = None
-
-
-_NOTHING = msgspec.Raw(b"")
-
-
-class Message(msgspec.Struct, gc=False):
-    """A message of a chat."""
-
-    role: str
-    content: str | list[str | Part] | None = None
-    name: msgspec.Raw = _NOTHING
-    tool_calls: msgspec.Raw = _NOTHING
-    function_call: msgspec.Raw = _NOTHING
-    reasoning: msgspec.Raw = _NOTHING
-    reasoning_content: msgspec.Raw = _NOTHING
-
-    def text(self) -> str:
-        """Return the text of all parts."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join([part if isinstance(part, str) else part.text or "" for part in self.content])
-
-
-class _EngineFields(msgspec.Struct, kw_only=True, gc=False):
-    priority: Any = None
-    kv_transfer_params: Any = None
-    ec_transfer_params: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
-    data_parallel_rank: Any = None
-    custom_logit_processor: Any = None
-
-
-ENGINE_FIELDS: tuple[str, ...] = _EngineFields.__struct_fields__
-"""Fields internal to engines, which a client must not set."""
-
-
-class _Body(_EngineFields, kw_only=True, gc=False):
-    model: str
-    stream: bool | None = None
-    n: Number = None
-    max_tokens: Number = None
-    stop: str | list[str] | None = None
-    prompt_logprobs: Number = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
-    vllm_xargs: dict[str, Any] | None = None
-
-
-class Chat(_Body, kw_only=True, gc=False):
-    """Body of /v1/chat/completions."""
-
-    messages: list[Message]
-    tools: msgspec.Raw = _NOTHING
-    functions: msgspec.Raw = _NOTHING
-    documents: msgspec.Raw = _NOTHING
-    chat_template: msgspec.Raw = _NOTHING
-    chat_template_kwargs: msgspec.Raw = _NOTHING
-    max_completion_tokens: Number = None
-    logprobs: bool | None = None
-    top_logprobs: Number = None
-
-
-class Completion(_Body, kw_only=True, gc=False):
-    """Body of /v1/completions."""
-
-    prompt: str | list[str | int | list[int]]
-    suffix: msgspec.Raw = _NOTHING
-    best_of: Number = None
-    logprobs: Number = None
-
-
-_CHATS: msgspec.json.Decoder[Chat] = msgspec.json.Decoder(Chat)
-_COMPLETIONS: msgspec.json.Decoder[Completion] = msgspec.json.Decoder(Completion)
-
-
-def _decode(decoder: msgspec.json.Decoder[Chat] | msgspec.json.Decoder[Completion], body: bytes) -> Chat | Completion:
+def _decode(kind: type[Body], body: bytes) -> Body:
     try:
         if not body.isascii():
             body.decode()
-        return decoder.decode(body)
+        return _DECODERS[kind].decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         path = path.rstrip("`").lstrip(".")
@@ -123,6 +38,9 @@ def _decode(decoder: msgspec.json.Decoder[Chat] | msgspec.json.Decoder[Completio
         raise invalid(None, f"The body must be valid JSON: {error}.", "invalid_json") from None
     except RecursionError:
         raise invalid(None, "The body is nested too deeply.", "too_deep") from None
+
+
+_DECODERS = {one.body: msgspec.json.Decoder(one.body) for one in APIS.values()}
 
 
 _ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
@@ -149,29 +67,44 @@ MAX_CHOICES = 128  # outputs of one request, choices times prompts; an engine ru
 HINTS = "lengthwise_"  # prefix of entries of vllm_xargs that carry hints to the scheduler plug-in
 
 
-def _check(body: Chat | Completion, limits: Limits) -> tuple[int | None, int]:  # noqa: C901 - one check per field
-    """Return ``max_tokens`` (None if not stated) and the number of outputs. Raises Fault for an invalid field."""
+def _check(body: Body, limits: Limits) -> tuple[int | None, int]:
+    """Return the maximum output (None if not stated) and the number of outputs. Raises Fault for an invalid field."""
     if not 1 <= len(body.model) <= MAX_NAME:
         raise invalid("model", f"The model's name must have 1 to {MAX_NAME} characters; it has {len(body.model)}.")
-    if isinstance(body.stop, list) and len(body.stop) > MAX_STOPS:
-        raise invalid("stop", f"There must be at most {MAX_STOPS} stop strings; there are {len(body.stop)}.")
-    _integer("prompt_logprobs", body.prompt_logprobs, 0, MAX_LOGPROBS)
+    for name in ("stop", "stop_sequences"):
+        if isinstance(stops := getattr(body, name, None), list) and len(stops) > MAX_STOPS:
+            raise invalid(name, f"There must be at most {MAX_STOPS} stop strings; there are {len(stops)}.")
+    _check_engine_fields(body)
+    for name in body.logprobs_fields:
+        _integer(name, getattr(body, name), 0, MAX_LOGPROBS)
+    max_tokens = None
+    for name in body.caps[::-1]:
+        max_tokens = _integer(name, getattr(body, name), 1, limits.max_tokens) or max_tokens
+    n = 1 if (given := getattr(body, "n", None)) is None else _integer("n", given, 1, limits.n) or 1
+    if isinstance(body, (Chat, Messages)) and not 1 <= len(body.messages) <= limits.messages:
+        raise invalid("messages", f"There must be 1 to {limits.messages} messages; there are {len(body.messages)}.")
+    if isinstance(body, Responses) and body.background:
+        message = "A response in the background would bypass the queue; leave the field 'background' out."
+        raise invalid("background", message, "field_not_allowed")
+    return max_tokens, _num_outputs(body, limits, n) if isinstance(body, Completion) else n
+
+
+def _check_engine_fields(body: Body) -> None:
     for name in ENGINE_FIELDS:
         value = getattr(body, name)
         if value is not None and not (name == "priority" and type(value) in (int, float) and value == 0):
-            raise invalid(name, f"The field {name!r} is not for clients; leave it out.", "field_not_allowed")
+            raise _not_for_clients(name)
     hint = next((key for key in body.vllm_xargs if key.startswith(HINTS)), None) if body.vllm_xargs else None
     if hint is not None:
         message = f"Only the gateway may send {HINTS}... to an engine; leave it out."
         raise invalid(f"vllm_xargs.{hint}"[:MAX_NAME], message, "field_not_allowed")
-    max_tokens, n = _integer("max_tokens", body.max_tokens, 1, limits.max_tokens), _integer("n", body.n, 1, limits.n)
-    if isinstance(body, Chat):
-        if not 1 <= len(body.messages) <= limits.messages:
-            raise invalid("messages", f"There must be 1 to {limits.messages} messages; there are {len(body.messages)}.")
-        _integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
-        newer = _integer("max_completion_tokens", body.max_completion_tokens, 1, limits.max_tokens)
-        return newer if newer is not None else max_tokens, n or 1
-    _integer("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+
+
+def _not_for_clients(name: str) -> Fault:
+    return invalid(name, f"The field {name!r} is not for clients; leave it out.", "field_not_allowed")
+
+
+def _num_outputs(body: Completion, limits: Limits, n: int) -> int:
     prompts, best_of = 1, _integer("best_of", body.best_of, 1, limits.n)
     if not isinstance(body.prompt, str):
         kinds = set(map(type, body.prompt))
@@ -181,12 +114,12 @@ def _check(body: Chat | Completion, limits: Limits) -> tuple[int | None, int]:  
         prompts = 1 if kinds == {int} else len(body.prompt)
         if prompts > limits.messages:
             raise invalid("prompt", f"There must be at most {limits.messages} prompts; there are {prompts}.")
-    choices = max(n or 1, best_of or 1) * prompts
+    choices = max(n, best_of or 1) * prompts
     if choices > MAX_CHOICES:
         raise invalid(
             "prompt", f"There must be at most {MAX_CHOICES} outputs, choices times prompts; there are {choices}."
         )
-    return max_tokens, choices
+    return choices
 
 
 def _integer(name: str, value: Number, minimum: int, maximum: int) -> int | None:
@@ -198,7 +131,8 @@ def _integer(name: str, value: Number, minimum: int, maximum: int) -> int | None
 Headers = dict[bytes, bytes]  # by lower-case name
 _KNOWN_HEADERS = frozenset({
     b"accept", b"authorization", b"content-encoding", b"content-length", b"content-type", b"traceparent",
-    b"tracestate", b"x-request-id", b"x-request-timeout-s", b"x-session-id", b"x-stainless-read-timeout",
+    b"tracestate", b"x-api-key", b"x-request-id", b"x-request-timeout-s", b"x-session-id",
+    b"x-stainless-read-timeout",
 })  # fmt: skip
 _IDENTIFIER = re.compile(rb"[A-Za-z0-9._:/=+\-]{1,128}\Z")
 _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
@@ -213,6 +147,9 @@ _FORWARDED = (
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?\Z")
 _JSON_TYPE = re.compile(
     rb"application/(?:json|[a-z0-9.\-]+\+json)[ \t]*(?:;[ \t]*charset=\"?utf-?8\"?[ \t]*)?\Z", re.IGNORECASE
+)
+_FORM_TYPE = re.compile(
+    rb"multipart/form-data[ \t]*;[ \t]*boundary=\"?([A-Za-z0-9'()+_,./:=?\-]{1,70})\"?\Z", re.IGNORECASE
 )
 _PROCESS, _NUMBERS = secrets.token_hex(6), itertools.count(1)
 
@@ -237,10 +174,13 @@ def resolve_request_id(headers: Headers) -> str:
     return given.decode() if given is not None and _IDENTIFIER.match(given) else f"req-{_PROCESS}-{next(_NUMBERS)}"
 
 
-def check_json(headers: Headers) -> None:
-    """Raise Fault (415) if the headers state a body that is compressed or not JSON."""
-    kind = headers.get(b"content-type", b"application/json")
-    if kind != b"application/json" and not _JSON_TYPE.match(kind):
+def check_media_type(api: Api, headers: Headers) -> None:
+    """Raise Fault (415) if the headers state a body that is compressed or not of the route's media type."""
+    kind = headers.get(b"content-type", b"" if api.is_form else b"application/json")
+    if api.is_form and not _FORM_TYPE.match(kind):
+        message = "The content-type must be multipart/form-data with a boundary."
+        raise Fault(415, "media", message, code="unsupported_media_type")
+    if not api.is_form and kind != b"application/json" and not _JSON_TYPE.match(kind):
         raise Fault(415, "media", "The content-type must be application/json.", code="unsupported_media_type")
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         raise Fault(415, "media", "The body must not be compressed.", code="unsupported_media_type")
@@ -256,21 +196,16 @@ _WORDS = bytes(ord("w") if chr(c).isalnum() or c == ord("_") else ord(" ") for c
 _PUNCTUATION = bytes(c for c in range(128) if not (chr(c).isalnum() or chr(c).isspace() or c == ord("_")))
 
 
-def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -> tuple[str, int, PromptPrefix]:
+def _prompt(body: Body, hasher: PrefixHasher | None, tenant: int) -> tuple[str, int, PromptPrefix]:
     """Return the prompts' text ("" for token ids), number of tokens, and hashed prefix (NO_PREFIX for several)."""
-    prompts: list[Any] = []
-    if isinstance(body, Chat):
-        prompts.append("\n\n".join([message.text() for message in body.messages]))
-    elif isinstance(body.prompt, str) or isinstance(body.prompt[0], int):
-        prompts.append(body.prompt)
-    else:
-        prompts += body.prompt
-    is_text = isinstance(prompts[0], str)
-    text = "\n\n".join(prompts) if is_text else ""
-    tokens = estimate_prompt_tokens(text) if is_text else sum(map(len, prompts))
-    if hasher is None or len(prompts) > 1:
+    prompts = body.prompts()
+    texts = [one for one in prompts if isinstance(one, str)]
+    text = "\n\n".join(texts)
+    tokens = estimate_prompt_tokens(text) if texts else 0
+    tokens += sum([len(one) for one in prompts if not isinstance(one, str)])
+    if hasher is None or len(prompts) != 1:
         return text, tokens, NO_PREFIX
-    if is_text:
+    if texts:
         return text, tokens, hasher.of_text(text, tokens, model=body.model, tenant=tenant)
     return text, tokens, hasher.of_ids(prompts[0], model=body.model, tenant=tenant)
 
@@ -278,15 +213,9 @@ def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -
 _FRAME_BYTES = 256  # a body with more bytes than this beside its text may contain other text
 
 
-def _other_tokens(body: Chat | Completion) -> int:
+def _other_tokens(body: Body) -> int:
     """Estimate the tokens of other fields that become part of the prompt, such as ``tools`` and ``suffix``."""
-    if isinstance(body, Completion):
-        raws = [body.suffix]
-    else:
-        raws = [body.tools, body.functions, body.documents, body.chat_template, body.chat_template_kwargs]
-        for one in body.messages:
-            raws += (one.name, one.tool_calls, one.function_call, one.reasoning, one.reasoning_content)
-    other = b"".join([bytes(raw) for raw in raws if bytes(raw) != b"null"])
+    other = b"".join([bytes(raw) for raw in body.others() if bytes(raw) != b"null"])
     return estimate_prompt_tokens(other.decode()) if other else 0
 
 
@@ -373,12 +302,11 @@ def _structural_chunks(body: bytes) -> Iterator[npt.NDArray[np.uint8]]:
 
 _FIELDS = frozenset({
     "model", "messages", "prompt", "stream", "stream_options", "n", "best_of", "max_tokens",
-    "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "top_logprobs",
+    "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "top_logprobs",
     "prompt_logprobs", "user", "prompt_cache_key", "temperature", "top_p", "top_k", "min_p", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "response_format", "tools",
     "tool_choice", "functions", "function_call", "echo", "suffix", "ignore_eos", "structured_outputs",
-    "use_beam_search", "return_token_ids", "continue_final_message", "add_generation_prompt", "vllm_xargs",
-    *ENGINE_FIELDS,
+    "use_beam_search", "return_token_ids", "continue_final_message", "add_generation_prompt", "vllm_xargs", "logprobs",
 })  # fmt: skip
 MAX_FIELDS = 256  # fields at the top level of a body; engines know fewer than 100
 
@@ -398,7 +326,10 @@ _NAME_DECODER = msgspec.json.Decoder(_NAMES, dec_hook=lambda _, text: _Name(text
 """Decoder of bodies that cannot have too many fields. A new decoder for each request would take 1.5 us."""
 
 
-def _check_duplicates(body: bytes) -> None:
+_FIELDS_OF = {one.body: _FIELDS.union(one.body.__struct_fields__) for one in APIS.values()}
+
+
+def _check_duplicates(body: bytes, fields: frozenset[str]) -> None:
     """Raise Fault for too many fields, and for a known field that is repeated or in another case: parsers differ."""
     decoder, left = _NAME_DECODER, MAX_FIELDS
     if body.count(b":") > MAX_FIELDS:  # stop at the first field too many, before the rest is decoded
@@ -414,7 +345,7 @@ def _check_duplicates(body: bytes) -> None:
     seen = set()
     for name in decoder.decode(body):
         field = name.text.casefold()
-        if field not in _FIELDS:
+        if field not in fields:
             continue
         if name.text != field:
             raise invalid(field, f"The field must be spelt {field!r}; it is {quoted(name.text)}.", "misspelt_field")
@@ -457,25 +388,20 @@ class RequestParser:
         self, api: str, body: bytes, caller: Caller, headers: Headers, request_id: str, now_s: float, address: str = ""
     ) -> ClientRequest:
         """Return the request in a body and its headers. Raises Fault if it is invalid or exceeds a limit."""
-        limits = self._limits
-        if (exceeded := self._shape.exceeded(body)) == "levels":
-            raise invalid(None, f"The body must be nested at most {limits.depth} levels deep.", "too_deep")
-        if exceeded:
-            name = "lists and objects" if exceeded == "objects" else exceeded
-            raise invalid(
-                None, f"The body must contain at most {getattr(self._shape, exceeded)} {name}.", "too_many_values"
-            )
-        content = _decode(_CHATS, body) if api == CHAT else _decode(_COMPLETIONS, body)
-        max_tokens, choices = _check(content, limits)
+        route = APIS[api]
+        content = self._parse_form(body, headers) if route.is_form else self._parse_json(route, body)
+        max_tokens, choices = _check(content, self._limits)
         text, tokens, prefix = _prompt(content, self._hasher, caller.tenant if self._by_tenant else 0)
         if len(body) - len(text) > _FRAME_BYTES:
             tokens += _other_tokens(content)
-        _check_numbers(body, None if api == CHAT else content.prompt)  # type: ignore[union-attr]
-        _check_duplicates(body)
+        if not route.is_form:
+            _check_numbers(body, content.prompt if isinstance(content, Completion) else None)
+            _check_duplicates(body, _FIELDS_OF[route.body])
         given = headers.get(b"x-session-id", b"")
-        session = given.decode() if _IDENTIFIER.match(given) else (content.prompt_cache_key or content.user or "")[:128]
+        session = given.decode() if _IDENTIFIER.match(given) else content.session()[:128]
         timeout = headers.get(b"x-request-timeout-s") or headers.get(b"x-stainless-read-timeout") or b""
-        forwarded = [("Content-Type", "application/json"), ("X-Request-Id", request_id)]
+        media_type = headers[b"content-type"].decode("latin-1") if route.is_form else "application/json"
+        forwarded = [("Content-Type", media_type), ("X-Request-Id", request_id)]
         for field, title, pattern in _FORWARDED:
             if (value := headers.get(field)) is not None and pattern.match(value):
                 forwarded.append((title, value.decode()))
@@ -485,5 +411,61 @@ class RequestParser:
             api=api, body=body, model=content.model, stream=bool(content.stream), text=text, prompt_tokens=tokens,
             prefix=prefix, max_tokens=max_tokens, choices=choices, arrival_s=now_s, headers=forwarded,
             client=Client(caller.tenant, priority, session, address, deadline_s),
-            memory_bytes=_memory_bytes(body, text),
+            memory_bytes=2 * len(body) if route.is_form else _memory_bytes(body, text),
         )  # fmt: skip
+
+    def _parse_json(self, route: Api, body: bytes) -> Body:
+        limits = self._limits
+        if (exceeded := self._shape.exceeded(body)) == "levels":
+            raise invalid(None, f"The body must be nested at most {limits.depth} levels deep.", "too_deep")
+        if exceeded:
+            name = "lists and objects" if exceeded == "objects" else exceeded
+            raise invalid(
+                None, f"The body must contain at most {getattr(self._shape, exceeded)} {name}.", "too_many_values"
+            )
+        return _decode(route.body, body)
+
+    @staticmethod
+    def _parse_form(body: bytes, headers: Headers) -> Body:
+        """Return the fields that the gateway reads of a form.
+
+        Parts are read strictly, so that no engine can find another model in the same form.
+        """
+        stated = _FORM_TYPE.match(headers.get(b"content-type", b""))
+        assert stated is not None, "the media type is checked before the body is read"
+        mark = b"\r\n--" + stated[1]
+        first, *parts = (b"\r\n" + body).split(mark)
+        if first or not parts or parts.pop().rstrip(b"\r\n") != b"--" or len(parts) > MAX_FIELDS:
+            message = f"The body must be a form of at most {MAX_FIELDS} parts, from its first boundary to its last one."
+            raise invalid(None, message, "invalid_form")
+        fields: dict[str, bytes] = {}
+        for part in parts:
+            head, separator, value = part.partition(b"\r\n\r\n")
+            found = _PART_HEAD.fullmatch(head)
+            if not separator or found is None:
+                message = "Each part of the form must have a Content-Disposition with a name, and may have a type."
+                raise invalid(None, message, "invalid_form")
+            name = found[1].decode("utf-8", "replace")
+            if name.casefold() in ENGINE_FIELDS or (name == "vllm_xargs" and HINTS.encode() in value):
+                raise _not_for_clients(name)
+            if name.casefold() in ("model", "stream"):
+                if name in fields or name != name.casefold():
+                    message = f"The field {name!r} must occur once, in small letters."
+                    raise invalid(name.casefold(), message, "duplicate_field")
+                fields[name] = value
+        if "model" not in fields:
+            raise invalid("model", "The form must have the field 'model'.", "invalid_type")
+        return Body(
+            model=fields["model"].decode("utf-8", "replace"),
+            stream=fields.get("stream", b"").strip().lower() in (b"true", b"1", b"on", b"yes", b"t", b"y"),
+        )
+
+
+_PART_HEAD = re.compile(
+    rb"(?:\r\nContent-Type: [^\r\n]*)?"
+    rb"\r\nContent-Disposition: form-data; name=\"([^\"\\\r\n]+)\""
+    rb"(?:; filename=\"[^\"\r\n]*\")?(?:; filename\*=[^;\r\n]+)?"
+    rb"(?:\r\nContent-(?:Type|Length): [^\r\n]*)*",
+    re.IGNORECASE,
+)
+"""The head of a part of a form, as HTTP clients write it."""

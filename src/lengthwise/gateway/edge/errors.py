@@ -1,12 +1,11 @@
-"""Error responses in OpenAI's form."""
+"""Error responses in the form of the API that the client uses."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-import msgspec
-
+from lengthwise.gateway.apis import error_body
 from lengthwise.gateway.request import DRAINING
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -36,10 +35,11 @@ class Fault(Exception):  # noqa: N818 - a response, not always an error of the g
     @property
     def body(self) -> bytes:
         """The error as a JSON object in OpenAI's form."""
-        default = "server_error" if self.status >= 500 else "invalid_request_error"
-        kind = {401: "authentication_error", 429: "requests"}.get(self.status, default)
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return self.encode(is_anthropic=False)
+
+    def encode(self, *, is_anthropic: bool) -> bytes:
+        """Return the error as a JSON object in OpenAI's or in Anthropic's form."""
+        return error_body(self.status, self.message, param=self.param, code=self.code, is_anthropic=is_anthropic)
 
     def all_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the response headers, with content-type and Retry-After (integer seconds, rounded up)."""

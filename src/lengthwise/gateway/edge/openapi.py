@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from lengthwise.gateway.apis import APIS, ENGINE_FIELDS, Api, Body
 from lengthwise.gateway.config import Limits
-from lengthwise.gateway.edge.client_request import ENGINE_FIELDS, HINTS, MAX_LOGPROBS, MAX_NAME, MAX_STOPS
+from lengthwise.gateway.edge.client_request import HINTS, MAX_LOGPROBS, MAX_NAME, MAX_STOPS
 
 Json = dict[str, Any]
 _STRING: Json = {"type": "string"}
@@ -19,7 +20,7 @@ _ERRORS = {
     "404": "No such model, or not for this key",
     "408": "The body did not arrive in time",
     "413": "The body is too large",
-    "415": "The body is not plain JSON",
+    "415": "The body is compressed, or not JSON or a form, as the route requires",
     "429": "Rate limit, quota, full queue or long predicted wait; retry after Retry-After",
     "431": "Header fields too many or too long",
     "500": "An error of the gateway",
@@ -27,15 +28,18 @@ _ERRORS = {
     "503": "No engine, no memory, or the gateway stops; retry after Retry-After",
     "504": "The request's deadline passed",
 }
-_DESCRIPTION = "Completions by OpenAI's API in length-aware order. Fields that are not listed go on to the engine."
+_DESCRIPTION = "Routes of OpenAI and Anthropic in length-aware order. Fields that are not listed go on to the engine."
 
 
 def document(limits: Limits, *, keys: bool) -> bytes:
     """Return the OpenAPI document as JSON. ``keys`` states whether requests need an API key."""
-    security: list[Json] = [{"key": []}] if keys else []
+    security: list[Json] = [{"key": []}, {"xApiKey": []}] if keys else []
     components: Json = {"schemas": _schemas(limits)}
     if keys:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "xApiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
     name: Json = {"name": "model", "in": "path", "required": True, "schema": _STRING | {"minLength": 1}}
     gets = {
         "/v1/models": _operation("listModels", "Models", "400 401 429 431", security),
@@ -45,27 +49,34 @@ def document(limits: Limits, *, keys: bool) -> bytes:
         "/ready": _operation("ready", "Status", "400 431 503", []),
         "/openapi.json": _operation("openapi", "Object", "400 431", []),
     }
-    paths = {"/v1/chat/completions": {"post": _completion("createChatCompletion", "Chat", security)}}
-    paths["/v1/completions"] = {"post": _completion("createCompletion", "Completion", security)}
+    paths = {api.path: {"post": _forwarded(name, api, security)} for name, api in APIS.items()}
     paths |= {path: {"get": operation} for path, operation in gets.items()}
     info = {"title": "lengthwise gateway", "version": "1", "description": _DESCRIPTION}
     return msgspec.json.encode({"openapi": "3.1.0", "info": info, "paths": paths, "components": components})
 
 
-def _completion(name: str, schema: str, security: list[Json]) -> Json:
-    operation = _operation(name, "Object", " ".join(_ERRORS), security)
+def _forwarded(name: str, api: Api, security: list[Json]) -> Json:
+    error = "AnthropicError" if api.is_anthropic else "Error"
+    operation = _operation(name, "Object", " ".join(_ERRORS), security, error)
     answer = operation["responses"]["200"]
-    answer["description"] = "The response, or its events"
-    answer["content"]["text/event-stream"] = {}
-    return operation | {"requestBody": {"required": True, "content": _json(schema)}}
+    answer["description"] = "The response of the engine, or its events"
+    if api.generates:
+        answer["content"]["text/event-stream"] = {}
+    else:
+        answer["content"]["*/*"] = {}
+    schema = "Form" if api.is_form else api.body.__name__
+    content = _json(schema)
+    if api.is_form:
+        content = {"multipart/form-data": content["application/json"]}
+    return operation | {"requestBody": {"required": True, "content": content}}
 
 
-def _operation(name: str, schema: str, errors: str, security: list[Json]) -> Json:
+def _operation(name: str, schema: str, errors: str, security: list[Json], error: str = "Error") -> Json:
     responses: Json = {"200": {"description": "As requested", "headers": _REQUEST_ID, "content": _json(schema)}}
     retry = {"retry-after": {"schema": {"type": "integer", "minimum": 1}, "required": True}}
     for status in errors.split():
         headers = _REQUEST_ID | (retry if status in {"429", "503"} else {})
-        responses[status] = {"description": _ERRORS[status], "headers": headers, "content": _json("Error")}
+        responses[status] = {"description": _ERRORS[status], "headers": headers, "content": _json(error)}
     return {"operationId": name, "security": security, "responses": responses}
 
 
@@ -82,45 +93,60 @@ def _integer(minimum: int, maximum: int) -> Json:
 
 
 def _schemas(limits: Limits) -> Json:
-    texts = {"type": "array", "items": _STRING, "maxItems": MAX_STOPS}
-    both: Json = {
+    texts: Json = {"type": ["array", "null"], "items": _STRING, "maxItems": MAX_STOPS}
+    any_object, raw = {"type": ["object", "null"]}, Json()
+    part = {"type": "object", "properties": {"type": _STRING, "text": _TEXT}}
+    parts = {"type": "array", "items": {"anyOf": [_STRING, part]}}
+    content = {"anyOf": [_TEXT, parts]}
+    message, item = (
+        _object({"role": _STRING, "content": content}, ("role",)),
+        {"type": "object", "properties": {"content": content}},
+    )
+    ids = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+    many = {"type": "array", "minItems": 1, "maxItems": limits.messages}
+    nested: Json = {"type": ["string", "array", "object"]}
+    known: Json = {
         "model": _STRING | {"minLength": 1, "maxLength": MAX_NAME},
         "stream": {"type": ["boolean", "null"]},
         "n": _integer(1, limits.n),
-        "max_tokens": _integer(1, limits.max_tokens),
-        "stop": {"anyOf": [_TEXT, texts]},
-        "prompt_logprobs": _integer(0, MAX_LOGPROBS),
-        "user": _TEXT,
-        "prompt_cache_key": _TEXT,
-        "vllm_xargs": {"type": ["object", "null"], "propertyNames": {"not": {"pattern": f"^{HINTS}"}}},
-    } | {name: {"enum": [None, 0]} if name == "priority" else {"type": "null"} for name in ENGINE_FIELDS}
-    part = {"type": "object", "properties": {"type": _STRING, "text": _TEXT}}
-    parts = {"type": "array", "items": {"anyOf": [_STRING, part]}}
-    message = _object({"role": _STRING, "content": {"anyOf": [_TEXT, parts]}}, ("role",))
-    chat = {
-        "messages": {"type": "array", "items": message, "minItems": 1, "maxItems": limits.messages},
-        "max_completion_tokens": _integer(1, limits.max_tokens),
-        "logprobs": {"type": ["boolean", "null"]},
-        "top_logprobs": _integer(0, MAX_LOGPROBS),
-        **{name: {} for name in ("tools", "functions", "documents", "chat_template", "chat_template_kwargs")},
-    }
-    ids = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-    many = {"type": "array", "minItems": 1, "maxItems": limits.messages}
-    prompt = [_STRING, many | {"items": _STRING}, ids, many | {"items": ids}]
-    own = {
-        "prompt": {"anyOf": prompt},
-        "suffix": {},
         "best_of": _integer(1, limits.n),
-        "logprobs": _integer(0, MAX_LOGPROBS),
+        **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _integer(1, limits.max_tokens)),
+        **dict.fromkeys(("prompt_logprobs", "top_logprobs"), _integer(0, MAX_LOGPROBS)),
+        "stop": {"anyOf": [_TEXT, texts]},
+        "stop_sequences": texts,
+        **dict.fromkeys(("user", "prompt_cache_key", "instructions"), _TEXT),
+        "vllm_xargs": any_object | {"propertyNames": {"not": {"pattern": f"^{HINTS}"}}},
+        "metadata": any_object,
+        "background": {"enum": [None, False]},
+        "messages": many | {"items": message},
+        "system": content,
+        "prompt": {"anyOf": [_STRING, many | {"items": _STRING}, ids, many | {"items": ids}]},
+        "query": nested,
+        "documents": nested,
+    } | {name: {"enum": [None, 0]} if name == "priority" else {"type": "null"} for name in ENGINE_FIELDS}
+    own: Json = {
+        "Chat": {"logprobs": {"type": ["boolean", "null"]}, "documents": raw},
+        "Completion": {"logprobs": _integer(0, MAX_LOGPROBS)},
+        "Responses": {"input": {"anyOf": [_STRING, {"type": "array", "items": item}]}},
+        "Input": {"input": {"type": ["string", "array", "null"]}, "messages": {"type": ["array", "null"]}},
     }
+
+    def body(kind: type[Body]) -> Json:
+        schemas = known | own.get(kind.__name__, {})
+        fields = {name: schemas.get(name, raw) for name in kind.__struct_fields__}
+        required = [field.name for field in msgspec.structs.fields(kind) if field.required]
+        return _object(fields, tuple(required))
+
     model = {"id": _STRING, "object": {"const": "model"}, "created": {"type": "integer"}, "owned_by": _STRING}
     models = {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}
+    error = _object({"type": _STRING, "message": _STRING})
     return {
-        "Chat": _object(both | chat, ("model", "messages")),
-        "Completion": _object(both | own, ("model", "prompt")),
+        **{api.body.__name__: body(api.body) for api in APIS.values()},
+        "Form": _object({"model": known["model"], "file": {"type": "string", "format": "binary"}}, ("model",)),
         "Models": _object({"object": {"const": "list"}, "data": models}),
         "Model": _object(model | {"max_model_len": {"type": "integer"}}, tuple(model)),
         "Status": _object({"status": _STRING}),
         "Object": {"type": "object"},
         "Error": _object({"error": _object({"message": _STRING, "type": _STRING, "param": _TEXT, "code": _TEXT})}),
+        "AnthropicError": _object({"type": {"const": "error"}, "error": error}),
     }

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from lengthwise.backend.openai_protocol import CHAT
+from lengthwise.gateway.apis import APIS, CHUNKS, NAMED
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.plugin.settings import CLASS, LATER, MAX_CLASS, PREDICTED
 from lengthwise.gateway.relay import responses
@@ -156,12 +157,13 @@ class ResumePlan:
 def resume_plan(client_request: ClientRequest, can_resume: bool, *, window_tokens: int, preempts: bool) -> ResumePlan:
     """Return whether and how the request can be resumed after a preemption or a failure.
 
-    ``can_resume`` states whether any engine returns and accepts token ids; if not, every request passes unchanged.
+    ``can_resume`` states whether any engine returns and accepts token ids; if not, every request passes unchanged, as
+    do all requests of routes whose output no other request can continue.
     ``preempts`` states whether the scheduler preempts requests; if not, requests without streaming pass unchanged.
     A request without streaming whose output is limited to ``window_tokens`` tokens restarts instead of resuming.
     """
     api, stream, max_tokens = client_request.api, client_request.stream, client_request.max_tokens
-    if not can_resume or not (stream or preempts):
+    if not (can_resume and APIS[api].continues and (stream or preempts)):
         return ResumePlan(ResponseOptions(api, stream, usage=False, usage_each=False, ids=False))
     if max_tokens is None and api != CHAT:
         max_tokens = COMPLETIONS_MAX_TOKENS
@@ -207,7 +209,12 @@ def given_field(client_request: ClientRequest, name: str) -> Any:
 
 
 def stream_options(client_request: ClientRequest) -> dict[str, Any] | None:
-    """Return the options of a stream that the client states, or None if it states something invalid."""
+    """Return the options of a stream that the client states, or None if it states something invalid.
+
+    Also return None for routes that have no such options.
+    """
+    if APIS[client_request.api].events != CHUNKS:
+        return None
     given = given_field(client_request, "stream_options")
     return {} if given is None else given if isinstance(given, dict) else None
 
@@ -266,10 +273,13 @@ def new_response(
     client_request: ClientRequest, plan: ResumePlan, worker: EngineWorker, content_type: str, max_bytes: int
 ) -> responses.ResponseReader:
     """Return a reader for the response. ``max_bytes`` limits the size of a buffered or assembled response."""
+    events = APIS[client_request.api].events
     if not content_type.startswith("text/event-stream"):
         # Log-probabilities and several outputs may make a response too long, which is no fault of the engine.
         engine_fault = client_request.choices == 1 and b'logprobs"' not in client_request.body
-        return responses.BufferedResponse(max_bytes, engine_fault=engine_fault)
+        return responses.BufferedResponse(max_bytes, engine_fault=engine_fault, events=events)
+    if events != CHUNKS:
+        return responses.NamedEventStream(has_end=events == NAMED)
     if not plan.is_tracked_at(worker):
         wanted = stream_options(client_request) if plan.metered and client_request.stream else None
         if wanted is None:
@@ -291,7 +301,7 @@ _MAX_ERROR_BYTES = 1 << 16
 
 
 class EngineRejectedError(Exception):
-    """The engine rejects the request with a 4xx. The engine's response goes to the client."""
+    """The engine rejects the request with a 4xx, or its model lacks the route (501). Clients get its response."""
 
     def __init__(self, status: int, body: bytes, content_type: str) -> None:
         super().__init__(f"http {status}")
@@ -322,7 +332,8 @@ async def require_success(
     engine_fault = status >= 500 or about_key
     if status == 404 and listed_model:
         engine_fault = listed_model.encode() in body and b"model" in body.lower()
-    if 400 <= status < 500 and not resumed and not engine_fault:
+    engine_fault &= status != 501  # of a route that the model does not have
+    if (400 <= status < 500 or status == 501) and not resumed and not engine_fault:
         raise EngineRejectedError(status, body, connection.headers.get("content-type", "application/json"))
     raise UpstreamError(f"http {status}", detail, status=status, engine_fault=engine_fault)
 
@@ -341,9 +352,14 @@ class SchedulingHints:
         self._level = _QUANTILES.get(config.prediction.statistic)
         self._priority = engine_priority
 
-    def add_to(self, request: Request, worker: Any, body: bytes) -> bytes:
-        """Return the body with the hints for this worker, which replace the client's fields of the same name."""
-        fields = self.fields(request, worker)
+    def add_to(self, request: Request, worker: Any, body: bytes, api: str, headers: list[tuple[str, str]]) -> bytes:
+        """Return the body with the hints for this worker, which replace the client's fields of the same name.
+
+        With Anthropic's route, whose bodies have no priority, vLLM reads it from a header, which joins ``headers``.
+        """
+        fields = self.fields(request, worker) if APIS[api].generates else {}
+        if APIS[api].is_anthropic and "priority" in fields:
+            headers.append(("X-Vllm-Priority", str(fields.pop("priority"))))
         return merge_fields(body, fields) if fields else body
 
     def fields(self, request: Request, worker: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lengthwise.backend.openai_protocol import CHAT, Server
+from lengthwise.backend.openai_protocol import Server
+from lengthwise.gateway.apis import APIS, CHUNKS, error_body, read_event
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.length_prediction import fixed_tokens
 from lengthwise.gateway.protocols import ChunkWriter
@@ -28,7 +29,7 @@ from lengthwise.gateway.relay.responses import (
 )
 from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
 from lengthwise.gateway.relay.upstream import REQUEST_ENDED, SLOW_READER, Attempt, read_bounded
-from lengthwise.gateway.request import ClientRequest, Outcome, Refusal, Request
+from lengthwise.gateway.request import ClientRequest, LengthPrediction, Outcome, Refusal, Request
 from lengthwise.gateway.scheduler_driver import STOPPED, WORKER_GONE, NotServedError, RequestEndedError, Ticket
 
 if TYPE_CHECKING:
@@ -66,9 +67,10 @@ MAX_TEXT_BYTES = 1 << 21  # maximum number of bytes of a response's events that 
 
 
 class GeneratedText:
-    """Collects the events that go to a client, and parses their text on request."""
+    """Collects the events that go to a client, and parses their text on request. ``form`` is that of the events."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: str = CHUNKS) -> None:
+        self._form = form
         self._parts: list[bytes] = []
         self._text = ""
         self._size = 0
@@ -85,6 +87,9 @@ class GeneratedText:
         parts, self._parts, texts = self._parts, [], [self._text]
         try:
             for event in split_events(self._splitter.feed(b"".join(parts))):
+                if self._form != CHUNKS:
+                    texts.append(read_event(event_data(event)).text)
+                    continue
                 with contextlib.suppress(ValueError, TypeError, AttributeError):
                     choices = parse_object(event_data(event)).get("choices") or ()
                     texts.append("".join(c.get("text") or (c.get("delta") or {}).get("content") or "" for c in choices))
@@ -138,15 +143,22 @@ def complete_answer(status: int, body: bytes, content_type: str) -> Answer:
     return Answer(status, headers, body)
 
 
+def refused_answer(error: Refusal, api: str) -> Answer:
+    """Return the answer to a request that no engine serves, in the form of its route."""
+    is_anthropic = APIS[api].is_anthropic
+    body = error_body(error.status, error.message, code=error.reason, is_anthropic=is_anthropic)
+    answer = complete_answer(error.status, body, "application/json")
+    if error.retry_after_s is not None:
+        answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    return answer
+
+
 _STOPPED = Refusal(503, "stopped", "The gateway stopped this request.", 1.0)
 
 
-def _error_body(error: Refusal) -> bytes:
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    return msgspec.json.encode({"error": {"message": error.message, "type": kind, "param": None, "code": error.reason}})
-
-
-_QUEUE_FULL_CODE = re.compile(r'"code":\s?"?(503|429)\b')
+_QUEUE_FULL_CODE = re.compile(
+    r"""["']code["']:\s?"?(503|429)\b"""
+)  # in /v1/messages vLLM quotes its own event in Python
 MAX_FAILURES = 3  # failed attempts that end a request: a request that kills engines must not reach all of them
 
 
@@ -156,7 +168,8 @@ class RelayedRequest:
     def __init__(self, relay: Relay, client_request: ClientRequest, plan: ResumePlan, ticket: Ticket) -> None:
         self.client_request, self.plan, self.ticket = client_request, plan, ticket
         self.response: ResponseReader | None = None  # None before the first response, and before a restart
-        self.text = GeneratedText() if relay.track_text and client_request.stream else None
+        form = APIS[client_request.api].events
+        self.text = GeneratedText(form) if relay.track_text and client_request.stream else None
         self.writer: ChunkWriter | None = None  # client connection to which chunks go as they arrive
         self._relay, self._config = relay, relay.config
         self._attribution = failures.FailureAttribution(relay.fleet, client_request)
@@ -179,7 +192,9 @@ class RelayedRequest:
         try:
             first = await self.next_chunk() or b""
         except EngineRejectedError as rejection:
-            self._attribution.on_rejected()
+            # An engine that lacks a route may serve all others.
+            if rejection.status not in (404, 405, 501) or APIS[self.client_request.api].continues:
+                self._attribution.on_rejected()
             return self._reject(rejection)
         except NotServedError as error:
             if self._rejection is not None:  # no peer could check the request, so its rejection is final
@@ -207,7 +222,11 @@ class RelayedRequest:
         except NotServedError as not_served:
             error = not_served.refusal
         self.end(Outcome.FAILED, error.message)
-        return None if self._sending_stopped else b"data: " + _error_body(error) + b"\n\n"
+        if self._sending_stopped:
+            return None
+        is_anthropic = APIS[self.client_request.api].is_anthropic
+        body = error_body(error.status, error.message, code=error.reason, is_anthropic=is_anthropic)
+        return b"event: error\n" * is_anthropic + b"data: " + body + b"\n\n"
 
     def stop_sending(self) -> None:
         """End the request as CLIENT_GONE unless it has ended, and send nothing more."""
@@ -220,10 +239,7 @@ class RelayedRequest:
 
     def _fail(self, error: Refusal) -> Answer:
         self.end(Outcome.FAILED, error.message)
-        answer = complete_answer(error.status, _error_body(error), "application/json")
-        if error.retry_after_s is not None:
-            answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
-        return answer
+        return refused_answer(error, self.client_request.api)
 
     async def next_chunk(self) -> bytes | None:
         """Return the next bytes for the client, or None at the end.
@@ -321,7 +337,7 @@ class RelayedRequest:
             if body is None:
                 return self._finish(self.response.end_at_limit())
         else:
-            path = "/v1/chat/completions" if client_request.api == CHAT else "/v1/completions"
+            path = APIS[client_request.api].path
             body = engine_request.start_body(client_request, self.plan, worker)
         if not self.plan.can_preempt_at(worker):
             ticket.mark_nonpreemptible()
@@ -331,8 +347,8 @@ class RelayedRequest:
         self._attempt = attempt = Attempt(resilience)
         self._attempts, self._attempt_output_started = self._attempts + 1, False
         self._attribution.worker = worker
-        body = relay.add_hints(ticket.request, worker, body)
-        headers = client_request.headers
+        headers = client_request.headers.copy()
+        body = relay.add_hints(ticket.request, worker, body, client_request.api, headers)
         if self._attempts > 1:  # no engine sees the same request id twice
             suffix = f"-{self._attempts}"
             headers = [(name, value + suffix if name == "X-Request-Id" else value) for name, value in headers]
@@ -430,7 +446,7 @@ class RelayedRequest:
             num_tokens = response.flushed_tokens
         else:
             self.response = None
-            self.text = self.text and GeneratedText()
+            self.text = self.text and GeneratedText(APIS[self.client_request.api].events)
         last = self.ticket.current_worker if self._worker is None else self._worker.name
         await self.ticket.requeue(cause, avoid=last if avoid else "", generated=num_tokens)
 
@@ -505,6 +521,9 @@ class Relay:
     async def serve(self, client_request: ClientRequest) -> Answer:
         """Return the answer after its first chunk. Raises NotServedError if the request is refused or expires."""
         self.retry_budget.deposit(failures.request_owner(client_request.client))
+        api = APIS[client_request.api]
+        if not api.queued:
+            return await self._pass_on(client_request)
         order, max_tokens = self.config.order, client_request.max_tokens
         can_resume, preempts = self._any_can_resume(), order.mode in PREEMPTIVE_MODES
         plan = engine_request.resume_plan(
@@ -517,20 +536,62 @@ class Relay:
             arrival_s=client_request.arrival_s,
             model=client_request.model,
             prompt_tokens=client_request.prompt_tokens,
-            max_tokens=self.config.limits.max_tokens if max_tokens is None else max_tokens,
+            max_tokens=1 if not api.generates else self.config.limits.max_tokens if max_tokens is None else max_tokens,
             client=client_request.client,
             body_bytes=len(client_request.body),
             prefix=client_request.prefix,
             preemptible=plan.conflict is None,
-            fixed_tokens=fixed_tokens(client_request.body, client_request.fields, max_tokens),
+            fixed_tokens=fixed_tokens(client_request.body, client_request.fields, max_tokens) if api.generates else 1,
             choices=client_request.choices,
             streamed=client_request.stream,
         )
-        request.length_prediction = await self._length_predictor.predict(request, client_request.text)
+        if api.generates:
+            request.length_prediction = await self._length_predictor.predict(request, client_request.text)
+        else:  # one pass over the prompt, as of a request for one token
+            request.length_prediction = LengthPrediction(1.0, "requested")
         if client_request.charge is not None:
             client_request.charge(request)
         ticket = await self._driver.enter(request)
         return await RelayedRequest(self, client_request, plan, ticket).respond()
+
+    async def _pass_on(self, client_request: ClientRequest) -> Answer:
+        """Return the answer of an engine that is up, without the queue. Each failure moves on to the next engine."""
+        api, model = client_request.api, client_request.model
+        plan = engine_request.resume_plan(client_request, can_resume=False, window_tokens=0, preempts=False)
+        refusal = Refusal(503, "no_engine", "No engine serves this model now.", 1.0)
+        names = [state.name for state in self.fleet.states() if state.up and model in state.models]
+        first, attribution = next(self._ids), failures.FailureAttribution(self.fleet, client_request)
+        for number in range(min(len(names), MAX_FAILURES)):
+            attempt = Attempt(self.config.resilience)
+            try:
+                worker = attribution.worker = self.fleet.worker(names[(first + number) % len(names)])
+                connection = await attempt.open(
+                    worker.session, APIS[api].path, client_request.body, client_request.headers
+                )
+                await engine_request.require_success(attempt, connection, resumed=False, listed_model=model)
+                media_type, max_bytes = connection.headers.get("content-type", ""), self.config.resilience.answer_bytes
+                response = engine_request.new_response(client_request, plan, worker, "", max_bytes)
+                while response.error is None and (data := await attempt.read()):
+                    response.feed(data)
+                body = b"" if response.error is not None else response.end()
+                if response.error is not None:
+                    raise response.error
+                attribution.on_finished()
+                return complete_answer(200, body, media_type or "application/json")
+            except KeyError:
+                continue  # the worker has just gone
+            except EngineRejectedError as rejection:
+                return complete_answer(rejection.status, rejection.body, rejection.content_type)
+            except QueueFullError as error:
+                refusal = error.refusal
+            except UpstreamError as error:
+                if error.engine_fault:
+                    attribution.on_error(error)
+                refusal = Refusal(502, error.code or "engine_failed", f"The engine failed: {error}", 1.0)
+            finally:
+                attempt.close()
+        attribution.close()
+        return refused_answer(refusal, api)
 
     def configure(self, config: GatewayConfig) -> None:
         """Use another configuration for later requests."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from lengthwise.backend.openai_protocol import CHAT
+from lengthwise.gateway.apis import CHUNKS, MESSAGE_STOP, NAMED, NamedAnswer, read_answer, read_event
 from lengthwise.gateway.relay import sse
 from lengthwise.gateway.relay.failures import IN_STREAM_ERROR, MALFORMED, UpstreamError, response_too_long
 from lengthwise.gateway.relay.sse import EventSplitter, EventTemplate, ResponseOptions
@@ -71,6 +72,17 @@ class ResponseReader:
             self.prompt_tokens = int(prompt[1])
         if (cached := sse.CACHED.search(usage)) is not None:
             self.cached_tokens = float(cached[1])
+
+    def _read_named(self, answer: NamedAnswer) -> None:
+        """Read the tokens and the end of an answer, or of an event, that has names for its parts."""
+        if (usage := answer.usage) is not None:
+            # An event before the output states 0 tokens or none.
+            self.count = usage.output_tokens or self.count
+            self.prompt_tokens = self.prompt_tokens or usage.prompt_tokens
+            if usage.cached_tokens is not None:
+                self.cached_tokens = float(usage.cached_tokens)
+        if answer.finish_reason:
+            self.output_complete, self.finish_reason = True, answer.finish_reason
 
     def _pass(self, events: bytes, *, has_output: bool) -> bytes:
         """Return the events that may go to the client now. Events before the first output (a role) wait for it."""
@@ -187,17 +199,21 @@ class UntrackedStream(ResponseReader):
             events = sse.without_usage(events, total=self._hide_usage, each=self._hide_usage_each)
         out = self._pass(events, has_output=bool(num_texts) or self.output_complete)
         if failure and not self.finished:
-            is_error = sse.ERROR.search(failure) is not None
-            if is_error or not self.output_complete:
-                detail = failure[:_EXCERPT].decode("utf-8", "replace")
-                self.error = UpstreamError(IN_STREAM_ERROR if is_error else MALFORMED, detail)
-                self.error_forwarded = is_error and self.sent
-                return out + failure * self.error_forwarded
+            if sse.ERROR.search(failure) or not self.output_complete:
+                return self._fail(out, failure)
             self.finished = True  # no output is missing
             return out + sse.DONE
         if num_texts == 1 and not (has_usage or causes or self.finished or self.error):
             self.template.learn(events, sse.TEXT)
         return out
+
+    def _fail(self, out: bytes, failure: bytes) -> bytes:
+        """Set the error that an event reports, or that a malformed event is. Return ``out`` and what follows it."""
+        is_error = sse.ERROR.search(failure) is not None
+        detail = failure[:_EXCERPT].decode("utf-8", "replace")
+        self.error = UpstreamError(IN_STREAM_ERROR if is_error else MALFORMED, detail)
+        self.error_forwarded = is_error and self.sent
+        return out + failure * self.error_forwarded
 
     def _read_usage(self, events: bytes) -> bool:
         """Read the tokens of prompt and output. Return False if a number is too large."""
@@ -216,11 +232,49 @@ class UntrackedStream(ResponseReader):
         return True
 
 
-class BufferedResponse(ResponseReader):
-    """A JSON response, sent at its end. ``engine_fault``: the engine is at fault if it exceeds ``max_bytes``."""
+class NamedEventStream(UntrackedStream):
+    """A stream of named events that passes unchanged up to the end of the connection.
 
-    def __init__(self, max_bytes: int, *, engine_fault: bool = True) -> None:
+    Without ``has_end``, only the end of the connection shows that the response is complete, and no tokens are counted.
+    """
+
+    def __init__(self, *, has_end: bool = True) -> None:
         super().__init__()
+        self._has_end, self._unscanned, self._has_last = has_end, not has_end, not has_end
+
+    def missing_end(self) -> bytes | None:
+        if not self.output_complete or self.error is not None:
+            return None
+        return b"" if self._has_last else MESSAGE_STOP
+
+    def _scan(self, events: bytes, terminated: bytes) -> bytes:
+        valid, failure = sse.before_failure(terminated)
+        if failure:
+            events = terminated = valid
+        read = [read_event(sse.event_data(event)) for event in sse.split_events(terminated)]
+        num_texts = sum([bool(event.text) for event in read])
+        self.count += num_texts * self._has_end
+        for event in read:
+            self._read_named(event.answer)
+            self._has_usage |= self.output_complete
+            self._has_last |= event.is_last
+        out = self._pass(events, has_output=bool(num_texts) or self.output_complete)
+        if failure and (sse.ERROR.search(failure) or not self.output_complete):
+            return self._fail(out, failure)
+        if num_texts == len(read) == 1 and not self.output_complete:
+            self.template.learn(events, sse.NAMED_TEXT)
+        return out
+
+
+class BufferedResponse(ResponseReader):
+    """A response that is sent at its end. ``engine_fault``: the engine is at fault if it exceeds ``max_bytes``.
+
+    ``events`` is the form of the route's answers: with CHUNKS and NAMED it is a JSON object with the output tokens.
+    """
+
+    def __init__(self, max_bytes: int, *, engine_fault: bool = True, events: str = CHUNKS) -> None:
+        super().__init__()
+        self._events = events
         self._parts: list[bytes] = []
         self._size, self._max_bytes, self._engine_fault = 0, max_bytes, engine_fault
 
@@ -234,10 +288,19 @@ class BufferedResponse(ResponseReader):
 
     def end(self) -> bytes:
         body = b"".join(self._parts)
+        if self._events not in (CHUNKS, NAMED):
+            self._read_prompt(body[body.rfind(b'"usage"') :])
+            self.output_complete = self.finished = True
+            return body
         if not sse.is_object(body):
             detail = f"a response must be a JSON object; this one of {len(body)} bytes is none"
             self.error = UpstreamError("no JSON", detail, status=200)
             return b""
+        if self._events == NAMED:
+            self.count = 1
+            self._read_named(read_answer(body))
+            self.output_complete = self.finished = True
+            return body
         usage = sse.find_from(sse.USAGE, b'"usage"', body)
         if usage and len(usage[1]) > MAX_COUNT_DIGITS:
             self.error = UpstreamError(MALFORMED, "a number of tokens is too large", status=200)

@@ -81,6 +81,7 @@ def parse_object(data: str) -> dict[str, Any]:
 
 
 TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s?"(?!")')  # non-empty
+NAMED_TEXT = re.compile(rb'"(?:delta|text|thinking|partial_json)":\s?"(?!")')  # the same of events with names
 CONTENT = re.compile(rb'"(?:content|text)":\s?"(?!")')
 BY_PARSER = re.compile(rb'"(?:reasoning|reasoning_content)":\s?"(?!")|"(?:tool_calls|function_call)":\s?[\[{](?!\])')
 """Fields that the engine's parsers fill from output tokens, so that a continuation by token ids would lack them."""

@@ -153,9 +153,10 @@ class CompletionRequest:
     request_id: str = ""
 
 
-def parse_request(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, chat: bool) -> CompletionRequest:
-    """Parse the body of a request. Raises RefusedError if an engine would refuse the request."""
-    body = parse_body(raw)
+def parse_request(
+    body: dict[str, Any], headers: Mapping[str, str], spec: EngineSpec, *, chat: bool
+) -> CompletionRequest:
+    """Read the fields of a request. Raises RefusedError if an engine would refuse the request."""
     if body.get("model", spec.model) != spec.model:
         raise RefusedError(404, f"The model `{body['model']}` does not exist.", "NotFoundError")
     if body.get("echo"):
@@ -357,10 +358,10 @@ class OutputStream:
 
 
 class ResponseFormatter:
-    """Formats the events or the body of one response."""
+    """Formats the events or the body of one response, here of chats and completions. ``body`` is the request's."""
 
-    def __init__(self, request: CompletionRequest, response_id: str, created_s: int) -> None:
-        self._request = request
+    def __init__(self, request: CompletionRequest, response_id: str, created_s: int, body: dict[str, Any]) -> None:
+        self._request, self._body = request, body
         kind = "chat.completion" if request.chat else "text_completion"
         self._head = {"id": response_id, "object": kind, "created": created_s, "model": request.model}
         self._is_first = [True] * request.n
@@ -382,9 +383,14 @@ class ResponseFormatter:
         self._is_first[index] = False
         return self._event([choice], num_output)
 
-    def usage(self, num_output: int) -> bytes:
-        """Return the usage event at the end of a stream."""
-        return event(self._chunk_head() | {"choices": [], "usage": self._usage(num_output)})
+    def last_events(self, num_output: int, *, done: bool = True, double_usage: bool = False) -> list[bytes]:
+        """Return the events after the last token: the usage if it is requested, and [DONE]."""
+        usage = event(self._chunk_head() | {"choices": [], "usage": self._usage(num_output)})
+        return [*[usage] * (self._request.options.usage * (1 + double_usage)), *[DONE] * done]
+
+    def error(self, message: str) -> bytes:
+        """Return an event that reports an error."""
+        return event(error_body(message, "InternalServerError", 500))
 
     def complete(self, streams: Sequence[OutputStream], padding: int = 0) -> bytes:
         """Return the body of a response that is not streamed. ``padding`` blanks follow each text."""

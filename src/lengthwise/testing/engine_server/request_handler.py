@@ -1,4 +1,4 @@
-"""Handles one completion request: parses and batches it, answers as a stream or at once, injects a fault."""
+"""Handles one request that the batch serves: parses and batches it, answers as a stream or at once, injects a fault."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lengthwise.engine.continuous_batching import BatchSequence
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.testing.engine_server.completions import (
-    DONE,
     CompletionRequest,
     OutputStream,
     RefusedError,
     ResponseFormatter,
     error_body,
-    event,
-    parse_body,
-    parse_request,
 )
+from lengthwise.testing.engine_server.routes import ROUTES
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -98,7 +95,7 @@ class Entry:
     """Log entry of one request. Times are on the engine's clock, but ``received_s`` and ``sent`` on the loop's."""
 
     number: int  # since the start of the server, from 0; continues over restarts
-    api: str  # "completions" or "chat"
+    api: str  # "chat", or the path without /v1/, such as "completions"
     headers: dict[str, str]  # names in lower case
     received_s: float
     body: dict[str, Any] = field(default_factory=dict)  # {} if parsing fails
@@ -166,11 +163,12 @@ class Server(Protocol):
 class RequestHandler:
     """Answers one request with the batch, the log and the fault plan of a server."""
 
-    def __init__(self, server: Server, http_request: web.Request, *, chat: bool) -> None:
-        self._server, self._http_request, self._chat = server, http_request, chat
+    def __init__(self, server: Server, http_request: web.Request) -> None:
+        self._server, self._http_request = server, http_request
         self._loop = asyncio.get_running_loop()
         headers = {name.lower(): value for name, value in http_request.headers.items()}
-        self.entry: Entry = server.log.start("chat" if chat else "completions", headers, self._loop.time())
+        api = http_request.path.removeprefix("/v1/").removesuffix("/completions")
+        self.entry: Entry = server.log.start(api, headers, self._loop.time())
         self._fault: Fault | None = server.faults.take(self.entry.number)
         self.entry.fault = self._fault.kind if self._fault else ""
         self._on_change = asyncio.Event()
@@ -185,14 +183,14 @@ class RequestHandler:
             if fault and fault.kind in _BEFORE_PARSING:
                 status = 503 if fault.kind == "full" else fault.status
                 return self._refuse(status, "as planned", "ServiceUnavailable", fault.retry_after_s)
-            request = parse_request(raw, self.entry.headers, self._server.spec, chat=self._chat)
-            self.entry.body, self.entry.prompt_ids = parse_body(raw), list(request.prompt_ids)
+            parse, formatter_type, prefix = ROUTES[self._http_request.path]
+            body, request = parse(raw, self.entry.headers, self._server.spec)
+            self.entry.body, self.entry.prompt_ids = body, list(request.prompt_ids)
             self._enter(request)
             if fault and fault.after_tokens == 0 and fault.kind in _SILENT:
                 await self._inject(fault, None)
             response_id = request.request_id or f"{self._server.port}-{self.entry.number}"
-            prefix = "chatcmpl" if request.chat else "cmpl"
-            formatter = ResponseFormatter(request, f"{prefix}-{response_id}", int(time.time()))
+            formatter = formatter_type(request, f"{prefix}-{response_id}", int(time.time()), body)
             return await (self._stream(request, formatter) if request.options.stream else self._buffer(formatter))
         except RefusedError as error:
             return self._refuse(error.status, str(error), error.kind)
@@ -252,7 +250,7 @@ class RequestHandler:
         for data in formatter.first_events():
             await self._write(response, data)
         if self._fault and self._fault.after_tokens == 0:
-            await self._inject(self._fault, response)
+            await self._inject(self._fault, response, formatter)
         open_choices = set(range(request.n))
         while open_choices:
             await self._on_change.wait()
@@ -263,12 +261,11 @@ class RequestHandler:
                 open_choices -= {index} if self._streams[index].finish_reason else set()
         fault = self._fault
         if fault and fault.after_tokens == LAST:
-            await self._inject(fault, response)
-        if request.options.usage:
-            for _ in range(2 if fault and fault.kind == "double_usage" else 1):
-                await self._write(response, formatter.usage(sum(len(stream.ids) for stream in self._streams)))
-        if not (fault and fault.kind == "no_done"):
-            await self._write(response, DONE)
+            await self._inject(fault, response, formatter)
+        kind, num_output = fault.kind if fault else "", sum(len(stream.ids) for stream in self._streams)
+        events = formatter.last_events(num_output, done=kind != "no_done", double_usage=kind == "double_usage")
+        for data in events:
+            await self._write(response, data)
         await response.write_eof()
         self._finish()
         return response
@@ -281,10 +278,11 @@ class RequestHandler:
         num_output = sum(stream.num_taken for stream in self._streams)
         if fault and fault.kind == "giant" and self._is_due(fault):
             self._fault, padding = None, fault.size
-        await self._write(response, formatter.chunk(index, chunk, num_output, padding))
+        if data := formatter.chunk(index, chunk, num_output, padding):
+            await self._write(response, data)
         self.entry.sent.append((self._loop.time(), len(chunk.ids)))
         if self._fault and self._fault.after_tokens > 0 and self._is_due(self._fault):
-            await self._inject(self._fault, response)
+            await self._inject(self._fault, response, formatter)
 
     def _finish(self) -> None:
         self.entry.finished_s = max(sequence.finished_s for sequence in self._sequences)
@@ -303,14 +301,16 @@ class RequestHandler:
                 await response.write(bytes((byte,)))
             await asyncio.sleep(0)
 
-    async def _inject(self, fault: Fault, response: web.StreamResponse | None) -> None:
+    async def _inject(
+        self, fault: Fault, response: web.StreamResponse | None, formatter: ResponseFormatter | None = None
+    ) -> None:
         """Inject the fault once. Return only if the response continues afterwards."""
         if fault.kind in _FORMAT_FAULTS:
             return
         self._fault = None
         if fault.kind in {"hang", "stall"}:
             await asyncio.sleep(min(fault.seconds, 1e6))
-        elif response is None or fault.kind in {"close", "die"}:
+        elif response is None or formatter is None or fault.kind in {"close", "die"}:
             if fault.kind == "die":
                 self._server.die_soon()
             else:
@@ -321,7 +321,7 @@ class RequestHandler:
         elif fault.kind == "malformed":
             await response.write(b'data: {"choices": [{"text\n\n')
         else:
-            await response.write(event(error_body("injected fault", "InternalServerError", 500)))
+            await response.write(formatter.error("injected fault"))
 
     def _refuse(self, status: int, message: str, kind: str, retry_after_s: float | None = None) -> web.Response:
         from aiohttp import web

@@ -17,6 +17,7 @@ from lengthwise.schema.errors import MissingExtraError
 from lengthwise.testing.engine_server import completions
 from lengthwise.testing.engine_server.engine import EngineSpec
 from lengthwise.testing.engine_server.request_handler import FaultPlan, Log, RequestHandler, parse_faults
+from lengthwise.testing.engine_server.routes import ROUTES, count_tokens
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -116,7 +117,7 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
 
     @web.middleware
     async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not request.path.startswith(("/v1/c", "/emulator")):
+        if request.path not in ROUTES and not request.path.startswith("/emulator"):
             server.log.others.append(f"{request.method} {request.path}")
         # As in vLLM, the key protects /v1 and /inference alone.
         expected = server.spec.api_key  # tests change the specification of a running server
@@ -129,13 +130,10 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         except completions.RefusedError as error:
             return web.json_response(completions.error_body(str(error), error.kind, error.status), status=error.status)
 
-    def complete(*, chat: bool) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            if server.is_sleeping:
-                raise completions.RefusedError(503, "The engine is sleeping.")
-            return await RequestHandler(server, request, chat=chat).run()
-
-        return handle
+    async def complete(request: web.Request) -> web.StreamResponse:
+        if server.is_sleeping:
+            raise completions.RefusedError(503, "The engine is sleeping.")
+        return await RequestHandler(server, request).run()
 
     async def health(_: web.Request) -> web.Response:
         status = 200 if server.healthy else 503
@@ -182,7 +180,7 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         return {"count": len(ids), "max_model_len": spec.max_model_len, "tokens": ids}
 
     def detokenize(body: dict[str, Any]) -> dict[str, Any]:
-        return {text_field: completions.decode(body.get("tokens", ()))}
+        return {text_field: completions.decode(completions.prompt_ids(body.get("tokens")))}
 
     def abort(body: dict[str, Any]) -> None:
         ids = body.get("request_ids", body.get("rid", ()))
@@ -198,8 +196,8 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         server.healthy = bool(body.get("healthy", True))
 
     routes = [
-        web.post("/v1/completions", complete(chat=False)),
-        web.post("/v1/chat/completions", complete(chat=True)),
+        *(web.post(path, complete) for path in ROUTES),
+        web.post("/v1/messages/count_tokens", with_body(count_tokens)),
         web.get("/v1/models", metadata(_models)),
         web.get("/emulator/log", log),
         web.post("/emulator/faults", with_body(set_faults)),
