@@ -70,8 +70,8 @@ def study(_shared: Path, quick: bool, jobs: int = 2) -> dict[str, Any]:
             for plan in plans:
                 check(plan, precision)
                 effort.append(plan.effort)
-                value = asdict(plan.best.objective) | {"draws": None}
-                answers.append({"model": model, "workload": plan.name, "best": plan.best.name, "tied": plan.tied} | value)
+                answer = {"model": model, "workload": plan.name, "best": plan.best.name, "tied": plan.tied}
+                answers.append(answer | asdict(plan.best.objective) | {"draws": None})
                 wall_s[f"{model} {plan.name}"] = plan.effort.seconds
                 print(f"{answers[-1]}: {plan.effort.seconds:.1f} s", file=sys.stderr)
     total_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s

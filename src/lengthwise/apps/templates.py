@@ -15,7 +15,7 @@ PREVIOUS = "previous"
 
 @dataclass(frozen=True)
 class Names:
-    """Names that a template or expression takes from its variables (``plain``), and NAME of each ``previous.NAME``."""
+    """The names in a template or expression: of variables (``plain``), and of the values of ``previous``."""
 
     plain: frozenset[str]
     previous: frozenset[str]

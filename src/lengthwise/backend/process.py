@@ -162,9 +162,9 @@ def free_port(host: str = "127.0.0.1") -> int:
 def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
     """Yield a free port that no other process reserves within the block. Raises OutputError if there is none.
 
-    A UDP socket at the port is the reservation. A TCP socket would keep some engines from listening, but not those with
-    SO_REUSEPORT, such as vLLM, of which two would share the port. The port is outside the ephemeral range, from which
-    the system gives ports to other programs and engines take ports themselves.
+    A UDP socket at the port is the reservation. With a TCP socket, engines without SO_REUSEPORT could not listen, and
+    two engines with it, such as vLLM, would share the port. The port is outside the ephemeral range, from which the
+    system gives ports to other programs and engines take ports themselves.
     """
     for _ in _PORTS:
         port = _PORTS[next(_next_port) % len(_PORTS)]

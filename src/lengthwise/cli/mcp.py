@@ -63,7 +63,7 @@ def server() -> MCPServer:
 
 
 def _reporting_errors(tool: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
-    """Return a tool that runs beside the server's event loop. The agent reads an InputError with its notes."""
+    """Return a tool that runs in a thread beside the event loop. The agent reads an InputError with its notes."""
     import anyio.to_thread
     from mcp.server.mcpserver.exceptions import ToolError
 

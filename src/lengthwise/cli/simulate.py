@@ -28,7 +28,6 @@ from lengthwise.cli.options import (
 if TYPE_CHECKING:
     from lengthwise.config import Scenario
     from lengthwise.report import Result
-    from lengthwise.usecases.simulate import VariantOutcome
 
 EXAMPLES = """\b
 Examples:
@@ -104,7 +103,11 @@ def run(
     for result in results:
         if result.name in timelines:
             write_timeline(timelines[result.name], result.records)
-    write_records(outcomes, record_files)
+    if record_files:
+        from lengthwise.measure import write_records
+
+        for outcome in outcomes:
+            write_records(simulate.recorded_run(outcome), record_files[outcome.variant.name])
     outputs.print_written([] if quiet else [*timelines.values(), *record_files.values()])
 
 
@@ -115,7 +118,7 @@ def variant_files(path: Path | None, names: Sequence[str], *, first_unnamed: boo
     """
     if path is None:
         return {}
-    if path == outputs.STDOUT:  # which require_outputs refuses
+    if path == outputs.STDOUT:  # ``require_outputs`` reports that this file cannot be standard output.
         return {names[0]: path}
     unnamed = 1 if first_unnamed or len(names) == 1 else 0
     return {name: path if i < unnamed else outputs.variant_path(path, name) for i, name in enumerate(names)}
@@ -142,12 +145,3 @@ def write(results: list[Result], json: Path | None, html: Path | None, *, quiet:
     from lengthwise import report
 
     outputs.write_outputs(json, html, results, report.write_json, report.write_html, quiet=quiet)
-
-
-def write_records(outcomes: Sequence[VariantOutcome], files: dict[str, Path]) -> None:
-    """Write the first seed's run of each variant, with the requests and the scenario."""
-    from lengthwise import measure
-    from lengthwise.usecases.simulate import recorded_run
-
-    for outcome in outcomes if files else ():
-        measure.write_records(recorded_run(outcome), files[outcome.variant.name])

@@ -129,9 +129,9 @@ class Scenario(Section):
 
     def of_decode_side(self) -> Self:
         """Return a copy in which the deployment has the GPU, node, costs and degrees of its decode side."""
-        on, side = self.deployment, self.deployment.decode_side
+        deployed, side = self.deployment, self.deployment.decode_side
         given = {} if side is None else {key: getattr(side, key) for key in ("gpu", "node", "cost", "tp", "pp", "dp")}
-        return self.model_copy(update={"deployment": on.model_copy(update=given)})
+        return self.model_copy(update={"deployment": deployed.model_copy(update=given)})
 
     def with_origin(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
         """Return a copy with this file, folder and notes. A scenario without a name is named like the file.
@@ -396,10 +396,11 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[Override
             name = option or f"--set {text.partition('=')[0].strip()}"
             notes.append(f"{name} takes the place of {removed}, which the scenario also gives ({source})")
         settings = merged(settings, over)
-    given, settings = settings, with_first_values(settings)
-    scenario, found = validated(Scenario, settings)
-    # A wrong first value of an axis is a problem of the axis alone.
-    found = [one for one in found if value_at(given, one.path) is not None or value_at(settings, one.path) is None]
+    completed = with_first_values(settings)
+    scenario, found = validated(Scenario, completed)
+    # A wrong value that was taken from an axis is a problem of the axis, which ``space_problems`` reports.
+    found = [one for one in found if value_at(settings, one.path) is not None or value_at(completed, one.path) is None]
+    settings = completed
     variants = settings.get("variants", [])
     for problem in found:
         path = problem.path

@@ -123,9 +123,9 @@ def limits_of(section: SearchSection) -> tuple[Limit, ...]:
 def with_first_values(settings: Table) -> Table:
     """Return the settings, where each missing setting that has an axis gets the axis's first value.
 
-    A setting that is an axis of only some tables of ``any_of`` keeps its default, which the other tables then have,
-    unless it has none. A table ``deployment.decode``, of the scenario or of a variant, gives ``disaggregate`` its value
-    by itself.
+    Two settings stay missing, and thus have their defaults: one that only some tables of ``any_of`` vary, because the
+    other tables search with its default (if it has one), and ``disaggregate`` beside a table ``deployment.decode`` of
+    the scenario or of a variant, from which it gets its value.
     """
     out, given = settings, settings.get("variants")
     decode = ("deployment", "decode")
@@ -137,10 +137,10 @@ def with_first_values(settings: Table) -> Table:
     for path, axes in spaces:
         for key, values in axes.items():
             first = _values(values)[:1]
-            is_own = key != search.REPLICAS and VARIABLE.get(key) not in (None, DecodeSection)
-            is_own &= not (has_decode and key == "deployment.disaggregate")
-            is_own &= path[1] == "space" or key in _WITHOUT_DEFAULT or all(key in part for part in parts)
-            if is_own and first and value_at(out, key.split(".")) is None:
+            takes_first = key != search.REPLICAS and VARIABLE.get(key) not in (None, DecodeSection)
+            takes_first &= not (has_decode and key == "deployment.disaggregate")
+            takes_first &= path[1] == "space" or key in _WITHOUT_DEFAULT or all(key in part for part in parts)
+            if takes_first and first and value_at(out, key.split(".")) is None:
                 out = merged(out, nested(key, first[0]))
     return out
 

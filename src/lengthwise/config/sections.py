@@ -371,7 +371,7 @@ class DeploymentSection(Section):
 
     @property
     def decode_side(self) -> DecodeSection | None:
-        """Return the decode side with its hardware, costs, tp and pp, or None if every replica prefills and decodes."""
+        """Return the decode side, whose missing values are those of the prefill side, or None without a decode side."""
         if not (self.decode is not None if self.disaggregate is None else self.disaggregate):
             return None
         side = self.decode or DecodeSection()

@@ -54,7 +54,8 @@ def read_trace(
     try:
         log = served(path)
     except InputError as error:
-        if found != LOG and ", row 1 must have an output" in str(error):  # the file may not be a log
+        # A file of unknown format whose first row is none of a log: show the columns that it would need.
+        if found != LOG and ", row 1 must have an output" in str(error):
             try:
                 w.read(path)
             except TraceError as unknown:
@@ -237,8 +238,8 @@ def _limited(section: WorkloadSection, lengths: w.Lengths) -> w.Lengths:
     if section.max_tokens is not None or section.ignore_eos:
         client = section.max_tokens
         lengths = w.ClientLimits(lengths, "own" if client is None else client.build(), ignore_eos=section.ignore_eos)
-    most = (section.max_total_tokens, section.max_prompt_tokens, section.max_output_tokens)
-    return lengths if most == (None, None, None) else w.Capped(lengths, *most, cut=section.cut)
+    limits = (section.max_total_tokens, section.max_prompt_tokens, section.max_output_tokens)
+    return lengths if limits == (None, None, None) else w.Capped(lengths, *limits, cut=section.cut)
 
 
 @dataclass(frozen=True, eq=False)

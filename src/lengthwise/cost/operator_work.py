@@ -261,7 +261,7 @@ class Kernels:
         )
 
     def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: Any, moved_bytes: Any, group: Any) -> Work:
-        """Return the work of decode attention over ``keys`` cached tokens in total; ``group`` query heads share one."""
+        """Return the work of decode attention over ``keys`` cached tokens in total, each read by ``group`` heads."""
         curve = self.curves.decode
         tile = group / (group + curve.tile_rows)
         return Work(

@@ -102,7 +102,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
         _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory, rules)
         if w.deferred > 0:
             restore_deferred(S, r, now_s)
-    if w.seqs == 0 and w.is_served == 0:
+    if w.seqs == 0 and w.is_served == 0:  # With DECODES_WAIT, decodes run only if no prompt does.
         _take_decodes(S, r, now_s, flags, tokens, rank, victim)
     pauses = w.prompts > 0 and w.decodes == 0 and flags & PAUSE_DECODES != 0
     if pauses and S.groups[rep.idle_group].members > 0:
@@ -143,6 +143,7 @@ def _rank_and_preempt(S, r, now_s, rank, memory, preemption):
 def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
     """Preempt running requests so that waiting requests of smaller keys get memory and a slot of ``max_num_seqs``."""
     rep, params = S.replicas[r], S.params[0]
+    # Candidates from ``sorted_from`` on are sorted by key, and those from ``left`` on are to be preempted.
     ranked, candidates, sorted_from, left = False, 0, 0, 0
     free_blocks, free_seqs = rep.free_blocks, params.max_num_seqs - S.running[r]
     queue = S.queues[rep.queue]
@@ -180,9 +181,9 @@ def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
     preempted_tokens, shortages = rep.preempted_tokens, rep.shortages
     for i in range(candidates - 1, left - 1, -1):
         preempt(S, r, S.tmp_slot[i], now_s, rank)
-    rep.preempted_tokens = preempted_tokens
-    rep.shortages = shortages
-    S.work[0].preempted_for_blocks = 0  # ``preempt`` sets it, but these preemptions were by rank.
+    # ``preempt`` counts preemptions for lack of blocks, but these were by rank.
+    rep.preempted_tokens, rep.shortages = preempted_tokens, shortages
+    S.work[0].preempted_for_blocks = 0
     rep.check_preemption = 0
     rep.steps_since_check = 0
 

@@ -376,12 +376,12 @@ def preempt(S, r, slot, now_s, rank):
     rep, q, w = S.replicas[r], S.slots[slot], S.work[0]
     params = S.params[rep.side]
     if q.last_flight >= 0:
-        pass
+        pass  # It is in ``State.ending``, and no longer in a group.
     elif q.decoding == 1:
         remove(S, rep.idle_group, slot)
         if rep.ahead == 1:  # With overlap: it has a decode in flight.
             q.blocks = max(q.blocks, (q.prompt + q.generated + params.block_size - 1) // params.block_size)
-    elif q.place >= 0 and overlaps(S):
+    elif q.place >= 0 and overlaps(S):  # Its prompt is complete, but it is in no group before its step ends.
         rep.joining -= 1
     else:
         remove_partial(S, r, slot)
@@ -551,9 +551,8 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
 def take_in_order(S, r, now_s, victim):
     """Free the blocks before the windows of idle decodes, and take their next blocks, in the order of victims.
 
-    With a prefix cache of states the order is that of admission.
-
-    The blocks suffice in any order, but which contents are evicted depends on it.
+    With a prefix cache of states, the order is that of admission. The blocks suffice in any order, but which contents
+    are evicted depends on it.
     """
     rep, block_size, count = S.replicas[r], S.params[0].block_size, 0
     g = rep.idle_group

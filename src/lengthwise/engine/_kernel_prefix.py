@@ -16,8 +16,7 @@ from lengthwise.engine._kernel_contents import NONE, clear_place, free_record, n
 from lengthwise.engine._kernel_radix import count_in_use, count_matched, evict_leaf, hold, insert_pages, match_prefix
 from lengthwise.engine.kernel_layout import ALL
 
-RADIX = 2
-"""Value of ``Params.prefix_caching`` for SGLang's radix tree."""
+RADIX = 2  # value of ``Params.prefix_caching`` for SGLang's radix tree
 
 
 @jit
@@ -54,7 +53,7 @@ def uncache(S, r, block):
 
 @jit
 def evict_excess(S, r):
-    """Evict contents, in the cache's order, until no more blocks have them than are free."""
+    """Evict unused contents, in the cache's order, until there are no more of them than free blocks."""
     if S.params[0].prefix_caching == RADIX:
         make_room(S, r, 0)
         return

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine._kernel_contents import NONE, clear_place, free_record, new_record, place_of
-from lengthwise.engine.kernel_layout import ALL, RADIX_POLICIES
+from lengthwise.engine.kernel_layout import ALL
+from lengthwise.schema.deployment import RADIX_EVICTION_POLICIES
 
-LRU, LFU, SLRU, PRIORITY, FIFO, MRU, FILO = range(len(RADIX_POLICIES))
+LRU, LFU, SLRU, PRIORITY, FIFO, MRU, FILO = range(len(RADIX_EVICTION_POLICIES))
 UNLINKED = -2
 """``next`` of a segment that no order of the queue has linked."""
 
@@ -172,8 +173,8 @@ def _split(S, r, child, at):
 def _visit(S, r, i, pages, priority, inserted):
     """Mark the segments of request i's first ``pages`` pages as used now. Return (number of pages found, last segment).
 
-    The last segment is split at the end of these pages. Each segment's priority becomes at least ``priority``. Segments
-    that end after the first ``inserted`` pages count a hit.
+    The last segment is split at the end of these pages. Each segment's priority becomes at least ``priority`` (-ALL: no
+    change). Segments that end after the first ``inserted`` pages count a hit (ALL: none does).
     """
     depth, last, now = 0, NONE, S.pools[r].clock + 1
     S.pools[r].clock = now

@@ -25,9 +25,8 @@ def admit_by_reserve(S, r, _now_s, _rank):
 def fits_reserved(S, r, candidate, taken):
     """Return whether the predicted peak of KV tokens fits with the waiting request ``candidate``.
 
-    The peak includes the residents and, of the first ``taken`` requests in ``tmp_slot``, those that still wait and are
-    about to be admitted. ``tmp_waiting_key`` gets each request's reserved tokens, in descending order,
-    and ``tmp_waiting`` its tokens so far.
+    The peak includes the residents, and of the first ``taken`` requests in ``tmp_slot`` those that still wait, because
+    they are about to be admitted. Each has reserved tokens in ``tmp_waiting_key`` and its tokens in ``tmp_waiting``.
     """
     if S.replicas[r].margin <= OWN_RULE:
         return True

@@ -43,7 +43,7 @@ def form_as_sglang(S, r, now_s, rank):
         _leave_out_ending(S, r)
         is_short = _needed(S, r) > rep.free_blocks
         if is_short:
-            _is_short(S, r)  # All cached blocks that no request holds are evicted.
+            _short_after_eviction(S, r)  # SGLang evicts even if it then decodes nothing.
         if _decoding(S, r) > 0 and not (is_short and w.left_out > 0):
             if is_short:
                 _retract(S, r, now_s, rank)
@@ -260,7 +260,7 @@ def _prefill(S, r, now_s, rank):
             note_admission(S, r, slot, now_s, rank)
     if params.enable_mixed_chunk == 1 and w.prompts > 0 and decodes > 0:
         _leave_out_ending(S, r)
-        if _decoding(S, r) > 0 and not _is_short(S, r):
+        if _decoding(S, r) > 0 and not _short_after_eviction(S, r):
             take_decodes(S, r)
 
 
@@ -635,12 +635,12 @@ def _retract(S, r, now_s, rank):
         _note_order(S, r)
     count = _order_by_output(S, r)
     left = count
-    while left > 1 and (left == count or _is_short(S, r)):
+    while left > 1 and (left == count or _short_after_eviction(S, r)):
         left -= 1
         preempt(S, r, S.tmp_slot[left], now_s, rank)
         if S.params[0].prefix_caching > 0:
             make_room(S, r, (RETRACT_STEPS * left + size - 1) // size)
-    if _is_short(S, r) and rep.partials > 0:
+    if _short_after_eviction(S, r) and rep.partials > 0:
         preempt(S, r, S.partials[r, 0], now_s, rank)
     generated, limits = 0, 0
     for i in range(left):
@@ -664,8 +664,8 @@ def _note_order(S, r):
 
 
 @jit_cold
-def _is_short(S, r):
-    """Return whether blocks for a decode step are short, though all cached ones that no request holds are evicted."""
+def _short_after_eviction(S, r):
+    """Evict cached blocks that no request holds for a decode step. Return whether blocks are short even so."""
     rep, need = S.replicas[r], _needed(S, r)
     if S.params[0].prefix_caching > 0:
         make_room(S, r, need)

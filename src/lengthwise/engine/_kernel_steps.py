@@ -557,7 +557,7 @@ def count_at_start(S, r, end_s):
     if S.params[0].sglang == 1:
         _start_overlapped(S, r)
         return
-    flight, idle_tokens = S.flights[w.flight], 0
+    flight, lost_tokens = S.flights[w.flight], 0
     if w.decodes > 0:
         rep.idle_group, flight.group = flight.group, rep.idle_group
         group = S.groups[rep.idle_group]
@@ -566,13 +566,13 @@ def count_at_start(S, r, end_s):
         group.cohorts = 0  # All its members got their last token at ``last_end_s``.
         slot = pop_finished(S, rep.idle_group)
         while slot >= 0:
-            idle_tokens += S.slots[slot].extra_steps
+            lost_tokens += S.slots[slot].extra_steps
             S.slots[slot].generated = S.slots[slot].output
             oldest = r * S.params[0].stride + rep.first_flight
             add_ending(S, r, slot, oldest if S.slots[slot].extra_steps == 1 else w.flight)
             slot = pop_finished(S, rep.idle_group)
-        S.series[r, int(end_s / rep.series_bin_s), 5] -= idle_tokens
-    flight.tokens = w.decodes - idle_tokens
+        S.series[r, int(end_s / rep.series_bin_s), 5] -= lost_tokens
+    flight.tokens = w.decodes - lost_tokens
     for i in range(w.prompts):
         slot = S.prompt_slot[w.flight, i]
         q = S.slots[slot]
@@ -845,17 +845,17 @@ def can_repeat(S, r, end_s, until_s):
     params = S.params[rep.side]
     g = S.flights[S.work[0].flight].group
     group = S.groups[g]
-    only_group = rep.partials == 0 and S.groups[rep.idle_group].members == 0
+    only_group = rep.partials == 0 and S.groups[rep.idle_group].members == 0 and S.tiers[r].loading == 0
     no_admission = queue.length == 0 or S.running[r] >= params.max_num_seqs or rep.batch_is_full == 1
-    only_group = only_group and S.tiers[r].loading == 0
-    before = end_s < min(until_s, rep.deadline_s, queue.deadline_s, queue.overdue_at_s) and end_s <= params.limit_s
+    no_event = end_s < min(until_s, rep.deadline_s, queue.deadline_s, queue.overdue_at_s) and end_s <= params.limit_s
     no_check = rep.check_preemption == 0 and rep.steps_since_check + 1 < params.preemption_interval_steps
     same_plan = params.counts_steps == 0 and (params.preempts_by_policy == 0 or queue.length == 0 or no_check)
-    if not (only_group and no_admission and before and same_plan) or next_event_step(S, g) <= group.steps + 1:
+    if not (only_group and no_admission and no_event and same_plan) or next_event_step(S, g) <= group.steps + 1:
         return False
     need = S.block_needs[g, (group.steps + 1) % params.block_size]
     if params.hybrid == 1:
         need *= params.attention_groups
+    # A batching policy may require a free block (RESERVE_BLOCK).
     return rep.free_blocks - need >= 1 and not frees_contents(S, r, g, group.steps + 1)
 
 

@@ -38,7 +38,7 @@ def start_load(S, r, slot, first, end, now_s):
     offload.load_first = first
     offload.load_end = end
     offload.stored = end
-    offload.offered = max(offload.offered, end)
+    offload.flagged = max(offload.flagged, end)
     read = 0
     for k in range(S.request_blocks_start[q.index] + first, S.request_blocks_start[q.index] + end):
         read += S.is_used[k] == READ
@@ -163,7 +163,7 @@ def _read(S, r, q, found, now_s):  # noqa: C901  two passes over a request's blo
     offload, base = S.offloads[q.index], S.request_blocks_start[q.index]
     _move_to(S, q.index, r)
     offload.num_reads += 1
-    offload.offered = max(offload.offered, at)
+    offload.flagged = max(offload.flagged, at)
     passed = 0
     for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
         passed += S.node_length[run]
@@ -291,10 +291,10 @@ def leave_loading(S, r, at):
 def _move_to(S, i, r):
     offload, base = S.offloads[i], S.request_blocks_start[i]
     if offload.replica != r:
-        S.is_used[base : base + offload.offered] = 0
+        S.is_used[base : base + offload.flagged] = 0
         offload.replica = r
         offload.stored = 0
-        offload.offered = 0
+        offload.flagged = 0
 
 
 @jit_cold
@@ -351,7 +351,7 @@ def _touch(S, r, i):
         passed += S.node_length[run]
     for run in range(S.node_start[i + 1] - 1, S.node_start[i] - 1, -1):
         passed -= S.node_length[run]
-        for k in range(min(offload.offered, passed + S.node_length[run]) - 1, passed - 1, -1):
+        for k in range(min(offload.flagged, passed + S.node_length[run]) - 1, passed - 1, -1):
             block = S.cache_table[row, place_of(S, row, S.node_first[run] + k - passed)]
             if block != NONE and S.is_used[base + k] != 0:
                 unlink(S, row, block)
@@ -364,7 +364,7 @@ def _store(S, r, i, tokens, now_s, computed_s):
     _move_to(S, i, r)
     if end <= offload.stored:
         return
-    offload.offered = max(offload.offered, end)
+    offload.flagged = max(offload.flagged, end)
     new, passed, base = 0, 0, S.request_blocks_start[i]
     for run in range(S.node_start[i], S.node_start[i + 1]):
         for k in range(max(offload.stored, passed), min(end, passed + S.node_length[run])):

@@ -41,7 +41,7 @@ def queue_for_decode(S, D, r, slot, now_s, rank, router):
         q.blocks, q.early_blocks = q.early_blocks, 0
         q.context, q.queued_at_s = q.prompt + q.generated, now_s
         move_load(S, q, r, to)
-        S.running[to] -= 1  # ``note_admission`` takes a waiting request.
+        S.running[to] -= 1  # ``note_admission`` moves it from the waiting to the running requests.
         S.waiting[to] += 1
         note_admission(S, to, slot, now_s, rank)
         return
@@ -160,7 +160,7 @@ def send_layers(S, D, r, started, now_s, memory, router):
 
 @jit_cold
 def _reserve(S, D, r, slot, memory, router):
-    """Take a slot and blocks of a decode replica for a request in prefill, as after it. Return whether there are."""
+    """Take the slot and blocks that a request needs on a decode replica after prefill. Return False without them."""
     q = S.slots[slot]
     to = route_to_decode(S, D, q, router)
     if to < 0 or S.queues[S.replicas[to].queue].length > 0 or S.running[to] >= S.params[1].max_num_seqs:

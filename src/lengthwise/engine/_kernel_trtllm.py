@@ -50,7 +50,7 @@ def _precedes(S, slot, key, index):
 
 @jit
 def _precedes_resident(S, r):
-    """Return whether the first waiting request may precede a resident: whether it precedes the last one so far."""
+    """Return whether the first waiting request precedes the last resident in order, and thus perhaps others."""
     rep = S.replicas[r]
     at = S.queues[rep.queue].offset
     return S.running[r] > 0 and key_before(S.queued_key[at], S.queued_index[at], rep.last_key, rep.last_index)
@@ -197,7 +197,7 @@ def _order_residents(S, r):
 @jit_cold
 def _divide(S, prompts, budget):
     """Set in ``tmp_tie`` how many tokens of each prompt are in the step."""
-    chunking, total, taken = S.params[0].trtllm_chunking, 0, False
+    chunking, total, is_full = S.params[0].trtllm_chunking, 0, False
     for i in range(prompts):
         q = S.slots[S.tmp_slot[i]]
         total += q.context - q.prefilled
@@ -209,8 +209,8 @@ def _divide(S, prompts, budget):
         size = _size(S, q.context - q.prefilled, budget)
         if chunking == COMPLETE and i == 0 and q.context > S.params[0].token_budget:
             size = q.context  # A paused request may become longer than a step.
-        if chunking == COMPLETE and (taken or size == 0):
-            taken, size = True, 0
+        if chunking == COMPLETE and (is_full or size == 0):
+            is_full, size = True, 0
         S.tmp_tie[i] = size
         budget -= size
 

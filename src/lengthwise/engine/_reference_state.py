@@ -126,8 +126,8 @@ class BlockPool:
 class GroupPrefix:
     """The first ``length`` blocks of a request in every group: by group the cached ones, None for any other.
 
-    A later request can continue after ``boundaries`` blocks: before the last token of the prompt, and where full
-    attention had a longer prefix than the windows.
+    ``boundaries`` are numbers of blocks after which a later request can continue: the full blocks before the prompt's
+    last token, and the prefix of full attention if it was longer than that of the windows.
     """
 
     tables: list[list[CachedBlock | None]]
@@ -149,8 +149,8 @@ class GroupPool:
     models. A prefix is found if all groups have it: full attention every block, windows those of the last window, and
     chunks those of the last chunk. Windows give contents only to the blocks that one of ``boundaries`` needs
     (prefix_cache_retention_interval 0). States (``KvGroups.aligned``) are as windows of two tokens, of which a step
-    writes only the last block. No request can continue a state of ``fresh``, which the step being formed writes, or
-    from which it computes the end of the prompt that ``boundaries`` begins with.
+    writes only the last block. ``fresh`` has the states that no request can continue in the step being formed: those
+    that the step writes, and those from which it computes the last tokens of a prompt.
     """
 
     caches_when = BlockPool.caches_when
@@ -645,7 +645,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class Receiver:
-    """What a decode replica keeps for a request in prefill, whose layers are transferred already.
+    """A decode replica, and the ``blocks`` that it keeps for a request whose layers are sent during its prefill.
 
     If the request ends with its first token, ``left`` are its blocks on the prefill replica until the transfer ends.
     """
@@ -748,10 +748,10 @@ class LastStep:
 
 @dataclass
 class RulesState:
-    """Data of a request for the rules of SGLang and TensorRT-LLM: the client's limits.
+    """Data of a request for the rules of one engine.
 
-    ``kv_tokens`` (SGLang alone) are the tokens for which the request has KV memory. In every local group of layers
-    (``KvGroups``, vLLM alone) the request has freed its first ``skipped`` blocks.
+    The client's limits are for SGLang and TensorRT-LLM. ``kv_tokens`` (SGLang) are the tokens for which the request has
+    KV memory. In every local group of layers (``KvGroups``, vLLM) the request has freed its first ``skipped`` blocks.
     """
 
     max_tokens: int = 0

@@ -117,7 +117,7 @@ class TrtllmReplica:
         return fitting
 
     def _prompt_tokens(self, prompts: list[Request], budget: int) -> Iterator[int]:
-        """Return how many tokens of each prompt are in the step. Prompts without a number at the end have none."""
+        """Return how many tokens of each prompt are in the step. Prompts after the last of these numbers wait."""
         left = [q.context - q.prefilled for q in prompts]
         if self.limits.context_chunking_policy is None:
             return self._complete(left, budget)

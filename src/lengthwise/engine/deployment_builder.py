@@ -154,7 +154,7 @@ def _with_drafter(
     *,
     is_given: bool,
 ) -> tuple[Speculation, KvPlan]:
-    """Return the settings with the drafter's costs, and the memory with the drafter in it, unless it ``is_given``."""
+    """Return the settings with the drafter's costs, and the memory less the drafter's, unless its size ``is_given``."""
     gpu, node, parallel, limits = target
     if chosen.method == "ngram":
         return chosen, kv

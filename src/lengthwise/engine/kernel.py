@@ -365,16 +365,12 @@ def _order_ranks(S, D, decoding, now_s, rank, decode_memory):
         if decoding:
             for r in range(first, first + params.dp):
                 start_transfers(S, D, r, now_s, rank, decode_memory)
-        if S.replicas[first].in_flight < params.max_in_flight and _may_form(S, first, now_s):
+        ahead, is_full = params.async_scheduling == 1, S.replicas[first].in_flight >= params.max_in_flight
+        if not is_full and (not ahead or may_form(S, first, now_s)):
             for r in range(first, first + params.dp):
                 S.tmp_order[count] = r
                 count += 1
     return count
-
-
-@jit
-def _may_form(S, first, now_s):
-    return S.params[S.replicas[first].side].async_scheduling == 0 or may_form(S, first, now_s)
 
 
 @jit_cold
@@ -429,7 +425,7 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
                     complete_offloading(S, r, now_s)
                 return
             retried = True
-            swap_s = w.swap_s
+            swap_s = w.swap_s  # The swaps of the preempted requests delay the step that is formed now.
             continue
         w.swap_s += swap_s
         retried, swap_s = False, 0.0
@@ -475,7 +471,7 @@ def _start_together(S, D, first, now_s, left, preemptions):
         if not repeating:
             if S.replicas[first].in_flight == 1:
                 push_event(S, end_s, first)
-            return S.replicas[first].in_flight < params.max_in_flight and _may_form(S, first, now_s)
+            return S.replicas[first].in_flight < params.max_in_flight and (not ahead or may_form(S, first, now_s))
         for r in range(first, end):
             S.replicas[r].in_flight -= 1
             if load_rank(S, r) > 0:

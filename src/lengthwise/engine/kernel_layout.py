@@ -15,9 +15,6 @@ import numpy as np
 OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, STUCK, BAD_BIN, BAD_PREEMPTION, BAD_DECODE_ROUTE, BAD_DECODE_MEMORY = range(9)
 """Status codes of a run of the kernel."""
 
-RADIX_POLICIES = ("lru", "lfu", "slru", "priority", "fifo", "mru", "filo")
-"""Eviction policies of a radix tree (``schema.deployment.RADIX_EVICTION_POLICIES``) in the order of their codes."""
-
 ALL = 2**62
 """More than any number of blocks, tokens or uses."""
 
@@ -56,9 +53,9 @@ slot_t = _record(
 grow with decodes. The first ``cached`` of its blocks have contents that other requests find; in a radix tree these
 blocks end with ``cached_segment`` (-1: there is none), and the request itself has inserted the first ``inserted``.
 After its prefill for a decode replica, its blocks are the ``transfer_blocks`` at ``prefill_replica`` (-1: it was
-prefilled where it decodes) until the decode replica has fetched them. While its last prefill step runs and its layers
-are transferred already, the decode replica keeps ``early_blocks`` for it; if it ends with that step, it does so until
-the end of the transfer. ``admission``, ``last_preemption`` and ``return_number`` are sequence numbers within the run:
+prefilled where it decodes) until the decode replica has fetched them. If its layers are sent while its last prefill
+step runs, the decode replica keeps ``early_blocks`` for it, until the end of the step or, if the request ends with that
+step, of the transfer. ``admission``, ``last_preemption`` and ``return_number`` are sequence numbers within the run:
 of the request's last admission, last preemption, and last return from a step to the idle residents. Return numbers
 break ties of victims. If ``in_block_needs`` is 1, the group's ``block_needs`` count the request's next block.
 In every local group of layers (``schema.deployment.KvGroups``) the request has freed its first ``skipped`` blocks. At
@@ -76,7 +73,7 @@ Rules of SGLang and TensorRT-LLM: ``place`` is the request's index in ``State.ba
 or -1. TensorRT-LLM alone: ``reserved`` are the blocks for a resident's complete output, and ``queue_key`` is the key
 with which the request first left the queue. Asynchronous scheduling: a request takes ``extra_steps`` steps after its
 last token (1 if it ends by EOS), ``last_flight`` is the step in flight that gives it its last token (-1: none yet), and
-``resumed_token_s`` is the time of the token before the prompt in flight."""
+``resumed_token_s`` is the time of its last token before the recomputation that is in flight."""
 
 group_t = _record("steps members kv_tokens cohorts surplus", "last_end_s")
 """A decode group (``_kernel_groups``). The next step reads ``kv_tokens``; the last one ended at ``last_end_s``.
@@ -173,9 +170,9 @@ most this many cached (``IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`` and ``..._DEP
 REFRESH_PASSES = 32
 """SGLang's rules: passes over the queue from one refresh of waiting requests' prefixes to the next."""
 
-offload_t = _record("state slot replica load_first load_end stored offered tokens next_pending_store num_reads wakes")
+offload_t = _record("state slot replica load_first load_end stored flagged tokens next_pending_store num_reads wakes")
 """The blocks that a request has stored and loads (``_reference_state.Offload``). ``state`` is that of its load
-(``_kernel_tiers``), or 0 without a load. ``offered`` is how many of its first blocks ``State.is_used`` covers.
+(``_kernel_tiers``), or 0 without a load. Only its first ``flagged`` blocks may have a flag in ``State.is_used``.
 ``next_pending_store`` links the requests of a replica whose last blocks are not stored yet, by their number. ``wakes``
 is 1 while an event is pending that marks the replica to be scheduled."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import _jit
-from lengthwise.cost._lookup import PackedCost, pack
+from lengthwise.cost._lookup import PackedCost, end_slope, pack
 from lengthwise.engine import kernel, kernel_layout
 from lengthwise.engine._kernel_reserve import admit_by_reserve
 from lengthwise.engine._kernel_sglang import form_as_sglang, no_rules
@@ -22,8 +22,6 @@ from lengthwise.schema.deployment import LINK_SHARINGS
 from lengthwise.schema.records import Status
 
 Array = npt.NDArray[Any]
-
-_SLOPE_SPAN = 256  # that of ``cost._lookup``
 
 
 class GroupCosts(NamedTuple):
@@ -496,8 +494,7 @@ def _group_costs(costs: list[CostTables]) -> tuple[GroupCosts, Array]:
 def _shared(cost: CostTables) -> tuple[Array, Array]:
     """Return the table of what data-parallel ranks compute together ([T+1, 1]), and its slope beyond the end ([1])."""
     shared = np.zeros((1, 1)) if cost.shared_s is None else np.array(cost.shared_s, np.float64).reshape(-1, 1)
-    span = min(_SLOPE_SPAN, len(shared) - 1)
-    return shared, (shared[-1] - shared[-1 - span]) / max(span, 1)
+    return shared, end_slope(shared)
 
 
 def _rows(dtype: np.dtype[Any], shape: int | tuple[int, int]) -> Array:
@@ -516,14 +513,6 @@ _COMPILED: dict[str, Any] = {}
 def ready() -> bool:
     """Return whether a run needs no compilation: the kernel is in memory or cached, or the compiler is off."""
     return _jit.DISABLED or "run" in _COMPILED or _jit.is_cached("lengthwise.engine.kernel.run")
-
-
-def _compiled(state_type: Any, decode_type: Any) -> Any:
-    s = {axis: _jit.function_type(signature) for axis, signature in signatures().items()}
-    axes = ("rank", "rank", "batching", "memory", "router", "preemption", "binning", "batching", "memory", "router")
-    rules = _jit.function_type(_rules_signature(state_type))
-    signature = _jit.i8(state_type, decode_type, *(s[axis] for axis in axes), rules)
-    return _jit.compile_now(kernel.run, signature, cached=True)
 
 
 def _rules_signature(state_type: Any) -> Any:
@@ -560,7 +549,12 @@ def kernel_of(arguments: tuple[Any, ...]) -> Any:
     if _jit.DISABLED:
         return kernel.run
     if "run" not in _COMPILED:
-        _COMPILED["run"] = _compiled(*map(_jit.type_of, arguments[:2]))
+        state_type, decode_type = map(_jit.type_of, arguments[:2])
+        types = {axis: _jit.function_type(signature) for axis, signature in signatures().items()}
+        axes = ("rank", "rank", "batching", "memory", "router", "preemption", "binning", "batching", "memory", "router")
+        rules = _jit.function_type(_rules_signature(state_type))
+        signature = _jit.i8(state_type, decode_type, *(types[axis] for axis in axes), rules)
+        _COMPILED["run"] = _jit.compile_now(kernel.run, signature, cached=True)
     return _COMPILED["run"]
 
 
@@ -594,17 +588,23 @@ def run_kernel(setup: Setup, log_rows: int) -> EngineOutput:
 
 
 def _record_unfinished(state: State) -> None:
+    """Write the output tokens and waits of requests that had not ended when the run stopped."""
     slots = state.slots[: int(state.counters[0]["slots"])]
     index = slots["index"]
     tokens = slots["generated"] + slots["prompt"] - state.prompt[index]
     for g, group in enumerate(state.groups):
-        members = state.heaps[g, : int(group["members"])] & 0xFFFFFFFF
+        members = _members(state, g)
         tokens[members] += group["steps"] - slots["join_step"][members]
     if state.params[0]["async_scheduling"] and not state.params[0]["sglang"]:
         tokens -= _tokens_in_flight(state, tokens)
-    cut = state.results["status"][index] == Status.UNFINISHED
-    state.results["output_tokens"][index[cut]] = np.maximum(tokens[cut], 0)
-    state.results["queued_for_s"][index[cut]] = slots["queued_for_s"][cut]
+    unfinished = state.results["status"][index] == Status.UNFINISHED  # A slot may be that of a request that has ended.
+    state.results["output_tokens"][index[unfinished]] = np.maximum(tokens[unfinished], 0)
+    state.results["queued_for_s"][index[unfinished]] = slots["queued_for_s"][unfinished]
+
+
+def _members(state: State, g: int) -> Array:
+    """Return the slots of a decode group's members, which are the lower halves of its heap's entries."""
+    return np.asarray(state.heaps[g, : int(state.groups[g]["members"])] & 0xFFFFFFFF)
 
 
 def _tokens_in_flight(state: State, tokens: Array) -> Array:
@@ -622,11 +622,11 @@ def _tokens_in_flight(state: State, tokens: Array) -> Array:
         for f in places:
             prompts = state.prompt_slot[f, : state.flights[f]["prompts"]]
             np.add.at(found, prompts, state.prompt_chunk[f, : len(prompts)])
-        group = state.groups[int(replica["idle_group"])]
-        members = state.heaps[int(replica["idle_group"]), : int(group["members"])] & 0xFFFFFFFF
+        members = _members(state, int(replica["idle_group"]))
         found[members] += np.minimum(decodes[members], len(places))
         for slot in state.ending[r, : replica["ending"]]:
             found[slot] += min(decodes[slot], 1 + places.index(slots["last_flight"][slot]))
-    waiting = (slots["waiting"] == 1) & (slots["last_token_s"] > state.counters[0]["last_s"])
-    total: Array = found + waiting
+    # A request that was preempted while it decodes in a step in flight gets the token at ``last_token_s``.
+    preempted = (slots["waiting"] == 1) & (slots["last_token_s"] > state.counters[0]["last_s"])
+    total: Array = found + preempted
     return total

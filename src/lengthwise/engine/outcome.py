@@ -34,9 +34,9 @@ _SPECULATED = ("decodes", "draft_tokens", "accepted_tokens", "draft_s")
 class EngineOutput:
     """The output of a run of the kernel or of the reference.
 
-    The arrays are ``arrival_s`` and ``results`` [requests], ``replicas`` [replicas], ``series`` [replicas, bins, 6] and
-    ``histogram`` of gaps between tokens [``GAP_BINS``]. The logs ``steps`` and ``gaps`` are None if the run had more
-    rows than fit.
+    The arrays are ``arrival_s`` and ``results`` [requests], ``replicas`` [replicas], ``series`` [replicas, bins,
+    SERIES_COLUMNS] and ``histogram`` of gaps between tokens [GAP_BINS]. The logs ``steps`` and ``gaps`` are None if the
+    run had more rows than fit.
     """
 
     arrival_s: Array

@@ -73,6 +73,7 @@ def prefix_nodes(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, bl
         )
     each = max(1, prefixes.block_tokens // block_size)
     shared_start, shared_node, next_node = _shared_nodes(prompt, prefixes, ids_per_node=max(1, block_size // small))
+    # A request's runs are its shared blocks, or all runs of its previous turn, and then a run of its own blocks.
     own = blocks - np.diff(shared_start) * each
     turns = prefixes.turns
     later = turns >= 0

@@ -53,16 +53,15 @@ class Reference:
         self.results = setup.blank_results()
         self.arrival_s = columns.arrival_s.copy()
         self.histogram = np.zeros(kernel_layout.GAP_BINS, np.int64)
-        self.queues = [Queue([], [[] for _ in range(params.bins)]) for _ in range(params.replicas)]
-        if params.central_queue:
-            self.queues = self.queues[:1] * params.replicas
-        storages = [ChunkPool(params.storage_blocks) for _ in self.queues]
-        if params.storage_shared:
-            storages = storages[:1] * params.replicas
+        num_queues = 1 if params.central_queue else params.replicas
+        num_storages = 1 if params.storage_shared else params.replicas
+        self.queues = [Queue([], [[] for _ in range(params.bins)]) for _ in range(num_queues)]
+        queues = self.queues * (params.replicas // num_queues)
+        storages = [ChunkPool(params.storage_blocks) for _ in range(num_storages)] * (params.replicas // num_storages)
         # Without a decode side, the prefill replicas decode, too.
         self.prefill_replicas = [
             Replica(setup.rows[row], r, queue, self.histogram, storage)
-            for r, (row, queue, storage) in enumerate(zip(setup.row_of_replica, self.queues, storages, strict=False))
+            for r, (row, queue, storage) in enumerate(zip(setup.row_of_replica, queues, storages, strict=False))
         ]
         self.decode_replicas: list[Replica] = []
         if decode_side:
@@ -79,9 +78,7 @@ class Reference:
         self.earliest_end_s = [0.0] * n
         """By request, when its KV transfer can arrive."""
         self.receivers: dict[int, Receiver] = {}
-        """By request in prefill, whose layers are transferred already."""
-        if params.central_queue:
-            self.queues = self.queues[:1]
+        """By request whose layers are sent during its prefill."""
         for rep in self.replicas:
             if params.sglang:
                 rep.sglang = self._sglang_replica(rep)
@@ -202,7 +199,7 @@ class Reference:
                 self.results[q.index]["output_tokens"] = self._output_tokens(q)
                 self.results[q.index]["queued_for_s"] = q.wait.before_s
             for q in [q for step in rep.flights for q in step.emitting if not rep.overlaps]:
-                self.results[q.index]["output_tokens"] -= 1
+                self.results[q.index]["output_tokens"] -= 1  # counted at the start of a step that has not ended
         for i, row in enumerate(self.results):
             if self.parents_left[i] > 0 and row["status"] == Status.UNFINISHED:
                 self.arrival_s[i] = math.nan
@@ -537,7 +534,7 @@ class Reference:
         q.last.token_s, q.last.unhashed, q.last.is_received = now, tokens - 1, False
         if q.generated == q.output:
             self.results[q.index]["finished_s"] = now
-            if receiver := self.receivers.get(q.index):  # A transfer is not aborted.
+            if receiver := self.receivers.get(q.index):  # Its layers are in transfer, which goes on to its end.
                 receiver.left = Transfer(rep, q.blocks, q.cached)
                 q.blocks, q.cached = 0, ()
             self._end_request(rep, q, Status.FINISHED, now)
@@ -839,17 +836,18 @@ class Reference:
                 q = candidates[k][2]
                 trial_blocks += q.blocks - rep.pool.in_use(q.cached, 2)
                 trial_seqs += 1
-            else:
+            else:  # ``w`` fits after the preemption of ``candidates[k:]``.
                 left, free_blocks, free_seqs = k, trial_blocks - blocks, trial_seqs - 1
                 continue
-            break
+            break  # ``w`` does not fit, and no request after it may overtake it.
+        # ``_preempt`` counts preemptions for lack of blocks, but these are by rank.
         preempted_tokens, preemptions = rep.preempted_tokens, rep.gate.preemptions if rep.gate else 0
         for _, _, q in reversed(candidates[left:]):
             self._preempt(rep, step, q)
         rep.preempted_tokens = preempted_tokens
         if rep.gate is not None:
             rep.gate.preemptions = preemptions
-        step.preempted_for_blocks = rep.check_preemption = False  # These preemptions were by rank.
+        step.preempted_for_blocks = rep.check_preemption = False
         rep.steps_since_check = 0
 
     def _blocks_if_free(self, q: Request, free_blocks: int, free_seqs: int) -> int:
@@ -1206,6 +1204,7 @@ class Reference:
         params, tier, offload = rep.s.params, rep.tier, self.offloads[q.index]
         nodes = self._prefix_nodes(q)[found : q.context // params.block_size]
         reads, begin = params.storage_blocks > 0 and offload.num_reads < MAX_READS, found * params.block_size
+        # Try to load from CPU memory and storage, then from CPU memory alone.
         while params.load_if_faster and (count := tier.count(nodes, self.now_s, reads=reads)):
             tokens = min(begin + count * params.block_size, q.context - 1) - begin
             if any(chunk.loads for chunk in tier.find(nodes)) or (

@@ -21,6 +21,7 @@ from lengthwise.schema.deployment import (
     CAPACITY_POLICIES,
     CHUNKING_POLICIES,
     PREFIX_CACHES,
+    RADIX_EVICTION_POLICIES,
     SCHEDULE_POLICIES,
     Deployment,
     EngineLimits,
@@ -135,8 +136,8 @@ class Params:
         seed: int | tuple[int, int],
     ) -> None:
         limits, scheduler, kv = deployment.limits, deployment.scheduler, deployment.kv
-        # Number of schedulers with a KV cache of their own: one for each replica, or for each of its ``dp`` ranks. The
-        # parameters of the first group have the number in all groups.
+        # Number of schedulers with a KV cache of their own: one for each replica, or for each of its ``dp`` ranks. In
+        # the first group of replicas, this is the number in all groups together.
         self.replicas, self.dp = deployment.schedulers, deployment.parallel.dp
         self.pp = len(deployment.cost.stage_layers)
         # A step is formed while the previous one runs, and with ``hide_host`` the host prepares it in that time.
@@ -157,7 +158,7 @@ class Params:
         self.swap_s_per_block = kv.swap_s_per_block
         # Rules of the prefix cache: 0 no cache, 1 vLLM's, 2 SGLang's.
         self.prefix_caching = (1 + PREFIX_CACHES.index(limits.prefix_cache)) * limits.enable_prefix_caching
-        self.radix_policy = kernel_layout.RADIX_POLICIES.index(limits.radix_eviction_policy)
+        self.radix_policy = RADIX_EVICTION_POLICIES.index(limits.radix_eviction_policy)
         # CPU memory behind a replica's prefix cache (0 blocks: there is none); a block takes ``offload_block_s`` on the
         # replica's link to it, in one direction.
         offloading = limits.kv_offloading or KVOffloading(0.0)
@@ -249,9 +250,9 @@ class Params:
         self.preemption_budget = scheduler.max_preemptions_per_request
         # Maximum output tokens for which SGLang's own admission reserves memory.
         self.clip_tokens = 0 if scheduler.reserve else kernel_layout.CLIP_TOKENS
-        # TensorRT-LLM's capacity scheduler and its division of prompts: 0 none, else 1 + the position in the list of
-        # policies. Tokens of the longest prompt that an engine's own rules can run.
-        self.trtllm, self.trtllm_chunking, self.longest_prompt = 0, 0, self.max_model_len
+        # TensorRT-LLM's policies of capacity and of chunking: 0 none, else 1 + the position in the list of policies.
+        self.trtllm = self.trtllm_chunking = 0
+        self.longest_prompt = self.max_model_len  # that the rules of SGLang or TensorRT-LLM can run
         if (settings := scheduler.trtllm) is not None:
             self.trtllm = 1 + CAPACITY_POLICIES.index(settings.capacity_scheduler_policy)
             if settings.enable_chunked_prefill:
@@ -264,7 +265,7 @@ class Params:
         self.schedule_policy = SCHEDULE_POLICIES.index(order)
         self.shuffle_seed = int(np.random.default_rng(seed).integers(2**31)) if scheduler.shuffles else 0
         has_tree = limits.enable_prefix_caching and limits.prefix_cache == "sglang"
-        # Whether prefixes of waiting requests count as used at regular passes.
+        # Whether every 32nd pass over the queue counts the cached prefixes of its first requests as used.
         self.refreshes_prefixes = has_tree and limits.radix_eviction_policy == "lru"
 
 
@@ -300,6 +301,7 @@ class Setup:
     @property
     def rows(self) -> list[Setup]:
         """Return the setup of each row of the kernel's parameters: the sides and, from row 2 on, further groups."""
+        # Row 1 is that of the decode side. Groups have none: this side fills the row, which is not used.
         return [self, self, *self.groups] if self.groups else self.sides
 
     @property
@@ -488,10 +490,10 @@ def _side(
     if deployment.scheduler.trtllm is None:  # TensorRT-LLM ends the output at max_model_len.
         _check_max_tokens(workload, deployment.max_model_len)
     n = len(workload)
-    made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
-    if made is not None:
-        rows = PredictionRows(made.window_tokens, *map(_column, (made.start, made.total_tokens, made.gittins_rank)))
+    if (renewed := workload.predictions) is not None:
+        arrays = (renewed.start, renewed.total_tokens, renewed.gittins_rank)
+        rows = PredictionRows(renewed.window_tokens, *map(_column, arrays))
     arrival_s = np.array(workload.arrival_s)
     if workload.concurrency:  # In a closed loop a request arrives when another one ends.
         arrival_s[workload.concurrency :] = np.nan
@@ -629,6 +631,7 @@ def _limits_in_cache(workload: Workload, deployment: Deployment, ignore_eos: Arr
     prompt, size = workload.prompt_tokens, deployment.kv.block_size
     room = deployment.kv.num_blocks * size - prompt
     if deployment.scheduler.sglang is not None:
+        # Its admission counts full pages for a prompt, and more than one page must stay free (two with ignore_eos).
         room -= -prompt % size + (size + 1) * (1 + ignore_eos)
     given = UNCAPPED if workload.max_tokens is None else workload.max_tokens
     limits: Array = np.minimum(given, np.minimum(room, deployment.max_model_len - prompt))
@@ -649,7 +652,7 @@ def group_obstacles(
     limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None, *, cached_states: bool = False,
     speculates: bool = False,
 ) -> list[str]:  # fmt: skip
-    """Return the settings that prevent KV cache groups of layers. With one, ``plan_memory`` counts all tokens."""
+    """Return the settings that prevent KV cache groups of layers, in which ``plan_memory`` then counts all tokens."""
     policies = resolve_policies(scheduler)
     parts = {
         "hybrid_kv_cache = false": not scheduler.hybrid_kv_cache,
@@ -676,11 +679,11 @@ def group_obstacles(
 def _dependents(after: After | None) -> Dependents | None:
     if after is None or len(after.parent) == 0:
         return None
-    left = np.diff(after.start)
-    child = np.repeat(np.arange(len(after)), left)
+    num_parents = np.diff(after.start)
+    child = np.repeat(np.arange(len(after)), num_parents)
     order = np.argsort(after.parent, kind="stable")
     start = np.searchsorted(after.parent[order], np.arange(len(after) + 1))
-    return Dependents(start.astype(np.int64), child[order], left, _column(after.delay_s))
+    return Dependents(start.astype(np.int64), child[order], num_parents, _column(after.delay_s))
 
 
 def _column(values: Array | None, default: Array | None = None) -> Array:

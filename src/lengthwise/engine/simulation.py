@@ -17,7 +17,7 @@ from lengthwise.schema.workload import Workload
 
 LOG_ROWS = 200_000
 ENGINES = ("kernel", "reference")
-MAX_REFERENCE_S = 20.0  # a run that takes the reference no longer than this need not wait for the compilation
+MAX_REFERENCE_S = 20.0  # the reference answers runs of up to so many seconds, instead of a wait for the compilation
 _STEP_S, _TOKEN_S, _REQUEST_S = 7e-5, 2.5e-6, 1e-4
 """CPU seconds by step, output token and request, fitted to 500 chats on a core that compiles the kernel in 25 s."""
 
@@ -116,8 +116,9 @@ def on_compile(listener: Callable[[bool], None]) -> Iterator[None]:
 def reference_s(workload: Workload, deployment: Deployment) -> float:
     """Estimate the seconds that the reference takes for a run. The result is infinity with policies that users define.
 
-    Steps are counted as if a replica decoded one sequence while requests arrive, then the longest output, and besides
-    all output tokens in full batches. There are at most as many steps as output tokens.
+    The number of steps is estimated as the sum of three: those of one sequence that decodes while requests arrive,
+    those of the longest output, and those of all output tokens in full batches. It is at most the number of output
+    tokens.
     """
     from lengthwise.engine.step_time import step_time
 
@@ -135,17 +136,17 @@ def reference_s(workload: Workload, deployment: Deployment) -> float:
     return _STEP_S * min(tokens, steps) + _TOKEN_S * tokens + _REQUEST_S * len(workload)
 
 
-def warm_up(seconds: Callable[[], float] = lambda: math.inf) -> str:
+def warm_up(reference_seconds: Callable[[], float] = lambda: math.inf) -> str:
     """Return the engine for the next runs, "kernel", or "reference" while the kernel is compiled in the background.
 
     Call this before several threads or processes simulate. If the kernel is not ready and the reference takes at most
-    MAX_REFERENCE_S for these runs (``seconds()``, see ``reference_s``), a detached process compiles the kernel for
-    later ones. Otherwise, with LENGTHWISE_COMPILE=wait, and in CI, compile it now. Results are the same to the last
-    bit.
+    MAX_REFERENCE_S for these runs (``reference_seconds()``, see ``reference_s``), a detached process compiles the
+    kernel for later ones. Otherwise, with LENGTHWISE_COMPILE=wait, and in CI, compile it now. Both engines give
+    the same results.
     """
     if ready():
         return "kernel"
-    in_background = seconds() <= MAX_REFERENCE_S and compile_in_background()
+    in_background = reference_seconds() <= MAX_REFERENCE_S and compile_in_background()
     for listener in _listeners:
         listener(in_background)
     if in_background:

@@ -18,10 +18,12 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
+from lengthwise.backend.openai_protocol import CHAT, COMPLETIONS
+from lengthwise.gateway.apis import APIS
 from lengthwise.gateway.config import Limits, PredictionConfig, bind_socket
 from lengthwise.gateway.edge import Fault, asgi, client_request, server
 from lengthwise.gateway.edge.auth import Caller
-from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Headers, RequestParser
+from lengthwise.gateway.edge.client_request import Headers, RequestParser
 from lengthwise.gateway.edge.errors import invalid, quoted
 from lengthwise.gateway.length_prediction import LengthPredictor, fixed_tokens
 from lengthwise.gateway.length_prediction.prediction import condition
@@ -297,7 +299,7 @@ class LengthServer:
         try:
             with asgi.BodyReservation(self._budget, address) as reservation:
                 headers = client_request.parse_headers(scope["headers"], limits)
-                client_request.check_json(headers)
+                client_request.check_media_type(APIS[CHAT], headers)
                 body = await exchange.body(limits.body_bytes, headers.get(b"content-length"), reservation)
                 if router:
                     return await self._hint(router, body, headers)

@@ -174,7 +174,7 @@ async def _scrape(client: Client, start_s: float, rows: list[dict[str, float]]) 
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Return Prometheus values by name, summed over labels, without the buckets of histograms but tokens per step."""
+    """Return Prometheus values by name, summed over labels. Of histograms, only that of tokens per step has buckets."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         match = _LINE.match(line)

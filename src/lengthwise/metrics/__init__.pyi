@@ -35,5 +35,5 @@ from .summary import gpu_power_w as gpu_power_w
 from .summary import hardware_of as hardware_of
 from .summary import model_flops as model_flops
 from .summary import moved_bytes as moved_bytes
-from .summary import session_times as session_times
+from .summary import steady_period as steady_period
 from .summary import summarize as summarize

@@ -43,16 +43,16 @@ def combine(summaries: Sequence[Summary]) -> Summary:
             return mean
         return dataclasses.replace(mean, model_low=low, model_high=high)
 
-    def sampled(share: Estimate) -> Estimate:
-        equal = share_half_width(share.value, merged.counts.arrivals, level)
-        return share if share.half_width > 1e-12 else dataclasses.replace(share, half_width=equal)
+    def with_interval(share: Estimate) -> Estimate:
+        of_all_requests = share_half_width(share.value, merged.counts.arrivals, level)
+        return share if share.half_width > 1e-12 else dataclasses.replace(share, half_width=of_all_requests)
 
     seeds = tuple(s.seeds[0] for s in summaries)
     merged: Summary = _merge(summaries, over_seeds)
     goodput = merged.goodput
     if goodput is not None:
-        met = {name: sampled(share) for name, share in goodput.met.items()}
-        goodput = dataclasses.replace(goodput, share=sampled(goodput.share), met=met)
+        met = {name: with_interval(share) for name, share in goodput.met.items()}
+        goodput = dataclasses.replace(goodput, share=with_interval(goodput.share), met=met)
     intervals = dataclasses.replace(merged.intervals, source="seeds")
     return dataclasses.replace(merged, seeds=seeds, intervals=intervals, goodput=goodput)
 

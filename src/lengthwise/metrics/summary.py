@@ -384,10 +384,10 @@ def summarize(
     )
 
 
-SENT_SHARE = 0.95  # once sessions had time to send this share of their requests, their number counts as constant
+SENT_SHARE = 0.95  # share of their requests that the first sessions have time to send before the load counts as steady
 
 
-def session_times(records: Records, workload: Workload) -> tuple[float, float] | None:
+def steady_period(records: Records, workload: Workload) -> tuple[float, float] | None:
     """Return (start, end) in seconds of the period in which the number of running sessions is about constant.
 
     The number rises while the first sessions send SENT_SHARE of their requests, and falls after the last session has
@@ -474,8 +474,8 @@ def bucket_counts(r: RequestRecords) -> Counts:
 
 def _rates(records: Records, workload: Workload | None, start_s: float, level: float) -> Rates:
     r, window = records.requests, (start_s, float(records.end_s))
-    full_s = None if workload is None else session_times(records, workload)
-    steady_s = math.nan if full_s is None else max(0.0, min(full_s[1], window[1]) - max(full_s[0], start_s))
+    steady = None if workload is None else steady_period(records, workload)
+    steady_s = math.nan if steady is None else max(0.0, min(steady[1], window[1]) - max(steady[0], start_s))
     inside = r.finished_s >= start_s
     finished_s = r.finished_s[inside]
     return Rates(

@@ -186,7 +186,8 @@ def preemption(function: Function) -> Policy:
 def binning(*, bins: int) -> Decorator:
     """Decorate a function of BINNING_ARGUMENTS that returns a bin from 0 to ``bins - 1``.
 
-    Arrivals collect in bins. A bin with ``max_num_seqs`` requests joins the queue as a batch.
+    Arrivals collect in bins. A bin joins the queue as a batch once it has ``max_num_seqs`` requests, or its first one
+    has waited ``batch_wait_s``.
     """
     return lambda function: make("binning", function, bins=bins)
 

@@ -47,8 +47,8 @@ def budget_margin(margin: float, budget: float, preemptions: int, finished: int)
     """Return the least margin of a budget of preemptions per request after a step.
 
     Each of the ``preemptions`` for lack of memory since the last step raises it, and each of the ``finished`` requests
-    lowers it by ``budget`` times as much. As limits are reserved from 1 on, preemptions cannot exceed the budget by
-    more than a fixed number.
+    lowers it by ``budget`` times as much. From a margin of 1 on requests reserve their limits, so that no more
+    preemptions follow: they exceed the budget by a fixed number at most.
     """
     return OWN_RULE if budget == math.inf else max(OWN_RULE, margin + STEP * (preemptions - budget * finished))
 
@@ -78,7 +78,7 @@ class MemoryGate:
         self.margin, self.preemptions = max(self.by_cost, self.by_budget), 0
 
     def adapt(self, spent_s: float, idle_s: float, turnovers_per_s: float, finished: int) -> None:
-        """Adapt the margin to a step, before which ``finished`` requests have ended since the last one."""
+        """Adapt the margin to a step. ``finished`` requests have ended since the step before it."""
         self.by_cost = adapted_margin(self.by_cost, self._max_share, spent_s, idle_s, turnovers_per_s)
         self.by_budget = budget_margin(self.by_budget, self._budget, self.preemptions, finished)
         self.margin, self.preemptions = max(self.by_cost, self.by_budget), 0

@@ -41,8 +41,8 @@ def fewest_waiting(waiting):
 def vllm_internal(request_number, total_blocks, waiting, running, free_blocks):
     """The fewest requests, and fewest waiting where KV memory is short: vLLM's internal load balancer (0.32).
 
-    A waiting request counts as 1 up to a KV usage of half, and as 4 at full usage. Each request begins the search for
-    the least at the next replica.
+    A waiting request counts as 1 up to a KV usage of half, and as 4 at full usage. For request k the search begins at
+    replica k (modulo their number), so that equally loaded replicas take turns.
     """
     replicas = len(waiting)
     first = request_number % replicas

@@ -182,9 +182,10 @@ class Quantised:
 class BinNeighbour(Quantised):
     """Predicts a neighbouring class with some probability (Multi-Bin Batching, Section 6.2).
 
-    For a true class with two neighbours, the prediction is one class lower with probability 2 p split, one class higher
-    with probability 2 p (1 - split), and correct otherwise. For the first and the last class, it is the neighbour with
-    probability p. ``p`` is within 0 .. 0.5 and halves after every ``half_life_tokens`` tokens (None: it is constant).
+    For a true class with two neighbours, the prediction is one class lower with probability 2 * p * split, one class
+    higher with probability 2 * p * (1 - split), and correct otherwise. For the first and the last class, it is the only
+    neighbour with probability p. ``p`` is within 0 .. 0.5 and halves after every ``half_life_tokens`` tokens (None: it
+    is constant).
     """
 
     def __init__(

@@ -125,15 +125,16 @@ def what_binds(
     The first cause that applies is returned:
 
     - Most requests were rejected.
-    - Requests wait for prefill replicas that are always busy (the first ``prefill_ranks``, with separate sides).
+    - Requests wait for prefill replicas (the first ``prefill_ranks``) that are always busy, and the KV cache is not
+      full.
     - The GPUs are idle, or only some are, while requests wait for the others.
     - The KV cache is full.
     - Requests wait although batches could grow, because admission reserves KV memory (with ``reserves``).
     - Host, network or pipeline bubbles take the time.
     - Memory bandwidth or compute, whichever is nearer its peak, or the kernels if both are far from their peaks.
 
-    Unless its ``load`` is "open", a deployment cannot fall behind it; at "capacity" it has no room for more, as it may
-    have in a "closed" loop. Without ``preempts_only_for_memory`` preemptions do not count.
+    A deployment can fall behind an "open" ``load``, but not behind a "closed" loop; at the load "capacity" it has no
+    room for more. Without ``preempts_only_for_memory`` preemptions do not count.
     """
     h, counts, warning = summary.hardware, summary.counts, unserved(summary.counts)
     wait_s = max(summary.queueing_delay_s.mean.value - front_s[0], 0.0)
@@ -151,7 +152,7 @@ def what_binds(
     busy, is_short = h.busy_share.value, summary.window_s.value < SHORT_RUN_JCTS * summary.jct_s.mean.value
     has_room = reserves and is_queueing and h.batch_seqs.value < AT_LIMIT_SHARE * max_batch_seqs
     resource, reason = _overhead(
-        h, summary, preempts_only_for_memory=preempts_only_for_memory, reserves=has_room
+        h, summary, preempts_only_for_memory=preempts_only_for_memory, waits_for_reserved=has_room
     ) or _roof(
         h, _batch_advice(h, max_batch_seqs, can_take_more=not (warning or load == "capacity"), is_queueing=is_queueing)
     )
@@ -187,7 +188,7 @@ def what_binds(
 
 
 def _overhead(
-    h: Hardware, summary: Summary, *, preempts_only_for_memory: bool, reserves: bool
+    h: Hardware, summary: Summary, *, preempts_only_for_memory: bool, waits_for_reserved: bool
 ) -> tuple[str, str] | None:
     """Return (resource, evidence), or None if nothing but memory bandwidth and compute takes the time."""
     busy = h.busy_share.value
@@ -198,7 +199,7 @@ def _overhead(
             f"the KV cache is {percent(kv_share)} full, with {preempted:.2g} preemptions per request; "
             "more KV memory or fewer concurrent sequences would help"
         )
-    if reserves:
+    if waits_for_reserved:
         return "KV memory", (
             f"admission reserves KV memory for tokens that are still to come: requests wait while {percent(kv_share)} "
             f"of it is in use and batches have {h.batch_seqs.value:.3g} sequences; a lower reservation or more KV "
@@ -264,8 +265,8 @@ def _queue(
     requeued = summary.counts.preemptions / max(1, summary.counts.arrivals) > REQUEUED_SHARE
     if requeued and queued_for_s > wait_s:
         share = percent(min(1.0, queued_for_s / jct_s))
-        reason = f"{seconds(wait_s)} before they are first scheduled, the rest after preemptions."
-        return f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT: {reason[:-1]}{front}."
+        parts = f"{seconds(wait_s)} before they are first scheduled, the rest after preemptions"
+        return f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT: {parts}{front}."
     if wait_s > summary.ttft_s.mean.value / 2:
         share = percent(min(1.0, wait_s / summary.ttft_s.mean.value))
         return f" Requests wait {seconds(wait_s)} on average before they are scheduled, {share} of their TTFT{front}."

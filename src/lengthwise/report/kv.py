@@ -154,8 +154,8 @@ def _price(study: KvStudy, size: CacheSize) -> float:
 
 
 def _costs(price_usd: float, saved_usd: float) -> str:
-    """Return a phrase on the cost and the saving of memory in an hour. A billionth of the cost is rounding."""
-    saves = f"${saved_usd:.2g}/h" if saved_usd > 1e-9 * price_usd else "nothing"
+    """Return a phrase on the cost and the saving of memory in an hour."""
+    saves = f"${saved_usd:.2g}/h" if saved_usd > 1e-9 * price_usd else "nothing"  # less is a rounding error
     return f"costs ${price_usd:.2g}/h and saves {saves}"
 
 

@@ -195,7 +195,7 @@ class AdjustedBatches:
     ranges: Floats
 
     def size_factor(self, seqs: Floats) -> Floats:
-        """Return [n] the mean prompts of a batch divided by its target size ``seqs``."""
+        """Return [n] the mean number of prompts in a batch, divided by the target ``seqs``."""
         return np.asarray(np.interp(seqs, SIZES, self.prompts))
 
     def relative_range(self, seqs: Floats) -> Floats:

@@ -3,8 +3,8 @@
 A sequence verifies its next token and d proposed ones in a step, accepts the first a of them, and advances by a + 1
 tokens. The number a has three causes of variation:
 
-* By position: token j is accepted at the rate ``acceptance[j - 1]``, given that those before it were: the mean over
-  all steps, as vLLM's log has it.
+* By position: token j is accepted at the rate ``acceptance[j - 1]``, given that those before it were. Like the rates in
+  vLLM's log, this is a mean over all steps.
 * By request: the probability that a step accepts any token (a *hit*) differs between requests by a Beta distribution,
   whose intraclass correlation is ``request_effect``. With ``length_correlation`` long outputs have more hits, or fewer.
 * By time: ``burstiness`` is the correlation of hits in consecutive steps of a request (a Markov chain of two states).

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import engine
-from lengthwise.metrics import hardware_of, request_column, session_times, weighted_quantiles
+from lengthwise.metrics import hardware_of, request_column, steady_period, weighted_quantiles
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import OTHERS, PREFIX_CACHE, QUANTILES
@@ -149,15 +149,15 @@ def simulated_window(workload: Workload, deployment: Deployment, seed: int, *, s
 
     ``seed`` is for routers that draw. With ``sums``, the warm-up is simulated a second time, so that the window has
     sums of its own; under disaggregation always, for ``queue_growth``. The warm-up is WARMUP_SHARE of the run. With
-    sessions, it is extended until they send requests at their full rate (``metrics.session_times``), but at most to
+    sessions, it is extended until they send requests at their full rate (``metrics.steady_period``), but at most to
     half of the run.
     """
     end_s = float(workload.arrival_s[-1])
     start_s = WARMUP_SHARE * end_s
     simulated = partial(engine.simulate, workload, deployment, seed=seed, max_log_steps=0)
     records = simulated(time_limit_s=end_s)
-    if (full := session_times(records, workload)) is not None:
-        start_s = min(max(start_s, full[0]), end_s / 2)
+    if (steady := steady_period(records, workload)) is not None:
+        start_s = min(max(start_s, steady[0]), end_s / 2)
     before = simulated(time_limit_s=start_s) if sums or deployment.decode is not None else None
     return Window(deployment, records, before, start_s, end_s, workload.prefixes is not None)
 

@@ -133,12 +133,13 @@ def _shown(state: Any) -> dict[str, Any]:
     up = sum(bool(one["up"]) for one in workers)
     waiting, running = int(queue["waiting"]), int(queue["running"])
     busy = f"{waiting:,} waiting, {running:,} in engines" if waiting or running else "idle"
+    longest = f"the longest for {seconds(_number(queue['oldest_wait_s']))}" if waiting else ""
     wait, backlog = (seconds(_number(queue[name])) if up else UNKNOWN for name in ("predicted_wait_s", "backlog_s"))
     return {
         "status": f"{busy}; mode {state['mode']}, {up} of {len(workers)} engines up, router {state['router']}, "
         f"running for {seconds(_number(state['up_s']))}",
         "cards": [
-            _card("Waiting", f"{waiting:,}", "requests", _longest(queue["oldest_wait_s"]) if waiting else ""),
+            _card("Waiting", f"{waiting:,}", "requests", longest),
             _card("In engines", f"{running:,}", "requests"),
             _card("Estimated wait", wait, "", "of a new request"),
             _card("Backlog", backlog, "", f"{amount(_number(queue['backlog_tokens']))} tokens"),
@@ -175,10 +176,6 @@ def _finite(value: Any) -> float:
 
 def _card(label: str, value: str, unit: str = "", interval: str = "") -> dict[str, str]:
     return {"label": label, "value": value, "unit": unit, "interval": interval, "model": ""}
-
-
-def _longest(wait_s: float | None) -> str:
-    return f"the longest for {seconds(_number(wait_s))}"
 
 
 def _change_card(change: Any) -> dict[str, str]:

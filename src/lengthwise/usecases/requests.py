@@ -147,10 +147,11 @@ class _Draws:
 
     @cached_property
     def _sessions(self) -> w.Sessions:
-        """The sessions. System prompts take the engine's block size unless one of both sizes divides the other."""
-        assert self.source.sessions is not None
-        shared, own = self.source.sessions.block_tokens, self.scenario.engine.block_size
-        return replace(self.source.sessions, block_tokens=own if max(shared, own) % min(shared, own) else shared)
+        """Return the sessions, with the engine's size of blocks if it and their own size do not divide each other."""
+        sessions, engine_block = self.source.sessions, self.scenario.engine.block_size
+        assert sessions is not None
+        divides = max(sessions.block_tokens, engine_block) % min(sessions.block_tokens, engine_block) == 0
+        return sessions if divides else replace(sessions, block_tokens=engine_block)
 
     @cached_property
     def prediction(self) -> WorkloadPredictor | None:

@@ -146,9 +146,9 @@ def group_notes(records: Records, deployment: Deployment) -> list[str]:
     """Return a sentence for each group of replicas: what it served, how fast, at what price and model error."""
     notes, requests = [], records.requests
     mean = float(requests.prompt_tokens.mean()), max(1.0, float(requests.output_tokens.mean()))
-    for number, (own, group) in enumerate(metrics.by_group(records, deployment) if deployment.groups else ()):
-        r = own.requests
-        share = len(r.status) / max(1, len(records.requests.status))
+    for number, (of_group, group) in enumerate(metrics.by_group(records, deployment) if deployment.groups else ()):
+        r = of_group.requests
+        share = len(r.status) / max(1, len(requests.status))
         ttft_s, tpot_s = (metrics.request_column(r, name) for name in ("ttft_s", "tpot_s"))
         ttft_s, tpot_s = ttft_s[np.isfinite(ttft_s)], tpot_s[np.isfinite(tpot_s)]
         served = f"{share:.0%} of the requests"
@@ -156,10 +156,10 @@ def group_notes(records: Records, deployment: Deployment) -> list[str]:
             served += f", TTFT p50 {np.median(ttft_s):.3g} s and p90 {np.quantile(ttft_s, 0.9):.3g} s"
         if len(tpot_s):
             served += f", TPOT p50 {1e3 * np.median(tpot_s):.3g} ms"
-        drawn = model_error.perturbed_deployments(group)
-        rates = [engine.service_rate(one, *mean) for one in (group, *drawn)]
-        error = f"{np.expm1(np.log(rates[1:]).std()):.0%}" if drawn else "unknown"
-        busy = np.minimum(own.totals.busy_s / own.end_s, 1.0).mean() if own.end_s > 0 else math.nan
+        perturbed = model_error.perturbed_deployments(group)
+        rates = [engine.service_rate(one, *mean) for one in (group, *perturbed)]
+        error = f"{np.expm1(np.log(rates[1:]).std()):.0%}" if perturbed else "unknown"
+        busy = np.minimum(of_group.totals.busy_s / records.end_s, 1.0).mean() if records.end_s > 0 else math.nan
         notes.append(
             f"Group {number}, {group_text(group)}: {served}, busy {busy:.0%}, {group.price_per_hour_usd:.2f} $/h; "
             f"service rate of a replica {rates[0]:.3g} requests/s (standard deviation of the cost model's error: "
@@ -220,20 +220,21 @@ def unsteady_note(outcome: VariantOutcome) -> str:
     variant, rates = outcome.variant, outcome.summary.rates
     if outcome.summary.is_steady:
         return ""
-    times_s = metrics.session_times(outcome.records, variant.workload(outcome.records.seed))
-    assert times_s is not None  # a run with a steady share has sessions
-    full_s, last_s = times_s
+    period_s = metrics.steady_period(outcome.records, variant.workload(outcome.records.seed))
+    assert period_s is not None  # a run with a steady share has sessions
+    begin_s, end_s = period_s
     remedies = []
     if not variant.scenario.workload.is_replay:
-        # The load falls for about as long as it rises.
-        times = full_s * (1 + metrics.STEADY_SHARE) / (1 - metrics.STEADY_SHARE) / last_s
-        remedies.append(f"raise workload.num_requests to {math.ceil(times * len(outcome.records.requests.status)):,}")
-    if full_s < last_s:
-        remedies.append(f"measure from run.warmup_s = {full_s:.0f} to run.time_limit_s = {last_s:.0f}")
+        # With n times the requests, sessions start until n end_s. The load then falls for about as long as it rises, so
+        # that its steady share is (n end_s - begin_s) / (n end_s + begin_s).
+        n = begin_s * (1 + metrics.STEADY_SHARE) / (1 - metrics.STEADY_SHARE) / end_s
+        remedies.append(f"raise workload.num_requests to {math.ceil(n * len(outcome.records.requests.status)):,}")
+    if begin_s < end_s:
+        remedies.append(f"measure from run.warmup_s = {begin_s:.0f} to run.time_limit_s = {end_s:.0f}")
     advice = " or ".join(remedies)
     return (
         f"The load is not steady for {1 - rates.steady_share.value:.0%} of the measured time: it rises until "
-        f"{full_s:.0f} s, while few sessions have reached later turns, and falls from {last_s:.0f} s on, when no more "
+        f"{begin_s:.0f} s, while few sessions have reached later turns, and falls from {end_s:.0f} s on, when no more "
         f"sessions start. Rates, cost and waits are not those of a steady load{advice and f': {advice}'}."
     )
 
@@ -328,9 +329,6 @@ class _Task:
         drawn = self.variant.workload(self.seed)
         return replace(self, variant=replace(self.variant, workload=partial(_drawn, drawn)))
 
-    def reference_s(self) -> float:
-        return engine.reference_s(self.variant.workload(self.seed), self.variant.deployment)
-
 
 def _drawn(workload: Workload, _seed: int) -> Workload:
     return workload
@@ -351,8 +349,12 @@ def _simulated(task: _Task, engine_name: str = "kernel") -> _Run:
 
 def _run_all(tasks: Sequence[_Task], jobs: int, progress: Progress, *, split: bool) -> list[_Run]:
     progress(0, len(tasks))
-    # Otherwise all threads would wait for the first to compile the kernel.
-    engine_name = engine.warm_up(lambda: sum(task.reference_s() for task in tasks) / (jobs if split else 1))
+
+    def reference_s() -> float:
+        runs = ((task.variant.workload(task.seed), task.variant.deployment) for task in tasks)
+        return sum(engine.reference_s(*one) for one in runs) / (jobs if split else 1)
+
+    engine_name = engine.warm_up(reference_s)  # Otherwise all threads would wait for the first to compile the kernel.
     results: dict[int, _Run] = {}
     split = split and jobs > 1 and engine_name == "reference"
     with processes(jobs) if split else threads(jobs) as workers:
@@ -367,11 +369,12 @@ def ineffective_options(variants: Sequence[Variant], seeds: int) -> list[str]:
     """Return notes on settings that a trace leaves without effect, and on requests that were left out of a trace."""
     found = []
     for variant in variants:
-        section = variant.scenario.workload
-        trace, _, left_out = variant.workload(0).name.partition(" (")
+        section, workload = variant.scenario.workload, variant.workload(variant.scenario.run.seed)
+        # The readers of traces note in the name how many rows they left out: "mine (without 3 empty)".
+        trace, _, left_out = workload.name.partition(" (")
         if section.trace is not None and (counts := re.search(r"without ([\d,]+) (?:failed or )?empty", left_out)):
             found.append(f"{trace} has {counts[1]} requests that failed or have 0 tokens; they were left out")
-        if section.is_replay and (replayed := len(variant.workload(0))) < (section.num_requests or 0):
+        if section.is_replay and (replayed := len(workload)) < (section.num_requests or 0):
             found.append(
                 f"num_requests is {section.num_requests:,}, but the replayed trace has only {replayed:,}; "
                 "those were run"
@@ -382,6 +385,6 @@ def ineffective_options(variants: Sequence[Variant], seeds: int) -> list[str]:
         scheduler, policy = variant.deployment.scheduler, variant.scenario.scheduler.policy
         if scheduler.binning == "one":
             found.append(f'{policy} has one bin; set scheduler.binning = "learned(k=8)" and a [predictor] for more')
-        if scheduler.rank == "vtc" and variant.workload(0).tenant is None:
+        if scheduler.rank == "vtc" and variant.workload(variant.scenario.run.seed).tenant is None:
             found.append("vtc without tenants is first come, first served; set workload.tenants")
     return list(dict.fromkeys(found))

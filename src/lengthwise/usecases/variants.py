@@ -36,7 +36,7 @@ from lengthwise.usecases.requests import Sharing, sharing_of, workload_by_seed
 Floats = npt.NDArray[np.float64]
 TABLES = "tables:"  # begins a cost source that is a file of cost tables
 MAX_BINS = 1024
-_BINNING_SEED = 2**62  # added to the run's seed, so that bin boundaries come from other requests than the simulated
+_BINNING_SEED = 2**62  # added to the run's seed: bin boundaries are of other requests than those that are simulated
 _AXES = ("rank", "victim", "batching", "memory", "preemption_mode", "router", "preemption", "binning")
 _KEY_OF_KIND = {
     "model": "deployment.model",
@@ -65,7 +65,7 @@ class Variant:
 
     @property
     def is_random(self) -> bool:
-        """Return whether results depend on the seed, because requests, predictions or a router are random."""
+        """Return whether requests, predictions, a router, the queue's order or accepted tokens are random."""
         deployed, drawn = self.deployment, not self.scenario.workload.is_replay or self.scenario.predictor.is_random
         sides = [(deployed.scheduler.router, deployed.schedulers)]
         sides += [(deployed.decode.router, deployed.decode.parallel.ranks)] if deployed.decode else []
@@ -178,8 +178,9 @@ def hardware(scenario: Scenario) -> tuple[ModelSpec, GpuSpec]:
 def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment:
     """Return the deployment of a scenario without variants.
 
-    ``sharing`` is that of the scenario, if it is known. Raises InputError if the deployment cannot be built, and
-    PolicyError if its router needs prefixes or sessions that the workload does not have.
+    ``sharing`` is the result of ``sharing_of`` for the scenario; None: it is computed if a router needs it. Raises
+    InputError if the deployment cannot be built, and PolicyError if its router needs prefixes or sessions that the
+    workload does not have.
     """
     if scenario.deployment.groups:
         return _mixed(scenario, sharing)
@@ -260,10 +261,10 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
     axes: dict[str, Any] = {
         axis: _name_or_object(getattr(section, axis), scenario) for axis in ("batching", "memory", "router")
     }
-    own = scenario.of_decode_side()
-    node = own.file_or_name(own.deployment.node) if own.deployment.node else None
+    side = scenario.of_decode_side()
+    node = side.file_or_name(side.deployment.node) if side.deployment.node else None
     with error_note(_IN_DECODE):
-        gpu = catalog.gpu(own.file_or_name(own.deployment.gpu))
+        gpu = catalog.gpu(side.file_or_name(side.deployment.gpu))
         decode = engine.deploy(
             prefill.model,
             gpu,
@@ -279,18 +280,19 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
                 binning=None,
                 reserve=False,
             ),
-            cost=own.cost_source,
+            cost=side.cost_source,
             host=scenario.deployment.host_overhead,
             memory_planner=scenario.deployment.memory_planner,
             speculation=speculation(scenario),
         )
-        _require_own_tables(own, decode)
-    # A router of the decode side may choose any of its replicas: the link is that of all GPUs, and not of one pair.
+        _require_own_tables(side, decode)
+    # The router may pair any two replicas, so the link is the one that connects all GPUs.
     if section.link == "host":
         transfer = engine.kv_transfer_over(None, prefill, decode)
     else:
         transfer = engine.kv_transfer_between(prefill, decode, prefill.gpus + decode.gpus)
-    model = prefill.model  # the parts of a transfer are the caching layers of the largest stage
+    model = prefill.model
+    # A transfer has one part for each caching layer of the largest stage.
     layers = round(max(catalog.stage_layers(model, prefill.parallel.pp)) * model.caching_layers / model.layers)
     transfer = replace(
         transfer,
@@ -371,8 +373,8 @@ def _base_scheduler(name: str, scenario: Scenario) -> Scheduler:
     if ":" in name:
         given = python_object(name, scenario.folder)
         if isinstance(given, policy.Policy):
-            axis: dict[str, Any] = {given.axis: given}
-            return replace(policy.scheduler("vllm_v1"), **axis)
+            changed: dict[str, Any] = {given.axis: given}
+            return replace(policy.scheduler("vllm_v1"), **changed)
         if isinstance(given, Scheduler):
             return given
         raise PolicyError(
@@ -382,10 +384,9 @@ def _base_scheduler(name: str, scenario: Scenario) -> Scheduler:
     try:
         return policy.scheduler(name)
     except UnknownNameError:
-        if own_axis := _axis_of(name):
+        if axis := _axis_of(name):
             raise PolicyError(
-                f"there is no scheduler named {name!r}; it is a {own_axis}: "
-                f"give scheduler.{own_axis} = {json.dumps(name)}"
+                f"there is no scheduler named {name!r}; it is a {axis}: give scheduler.{axis} = {json.dumps(name)}"
             ) from None
         raise
 

@@ -175,11 +175,10 @@ def generate_sessions(
 def find_sessions(workload: Workload) -> Workload:
     """Return the workload with the columns "session" and "turn" of ``extra``, found by its shared prefixes.
 
-    A request can continue an earlier one if its prompt begins with all full blocks of the earlier prompt, the last of
-    these blocks was new in the earlier request (otherwise both may only share a system prompt), and no other request
-    continues the earlier one. Of several such requests it continues the longest, if the prompt and output of that one
-    are shorter than its own prompt. Otherwise it starts a session. The workload does not change if it has the column
-    "session" or no prefixes.
+    An earlier request can be continued if no other request continues it, and if the last full block of its prompt was
+    new then (otherwise later prompts may only share a system prompt). Of those with whose full blocks its own prompt
+    begins, a request continues the longest, if its prompt is longer than the prompt and output of that one together.
+    Otherwise it starts a session. The workload does not change if it has the column "session" or no prefixes.
     """
     prefixes = workload.prefixes
     if prefixes is None or "session" in workload.extra:
@@ -268,6 +267,7 @@ class _SessionRequests:
                 new = np.where(joins, parallel_answer[:, :, 0].sum(axis=1), new)
         delay_s[first] = 0.0
 
+        # A prompt has the new tokens of its session up to the request, and the outputs before the request.
         grown = np.cumsum(new) + np.cumsum(output) - output
         prompt = grown - (grown - new)[first][session]
         group, system = np.zeros(count, np.int64), np.zeros(0, np.int64)
@@ -283,6 +283,7 @@ class _SessionRequests:
             longest = np.where(joins, np.maximum(longest, parallel), longest)
         exceeds = longest > (sessions.max_context_tokens or MAX_TOKENS)
         exceeded = np.cumsum(exceeds)
+        # A request fits if neither it nor an earlier request of its session exceeds the limit.
         fits = exceeded == (exceeded - exceeds)[first][session]
         columns: dict[str, Any] = {
             "session": session, "turn": turn, "prompt": prompt, "answer": answer, "delay_s": delay_s, "joins": joins,

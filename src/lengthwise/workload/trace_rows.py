@@ -266,7 +266,7 @@ def with_columns(source: Source, columns: Mapping[str, str]) -> tuple[Source, Ro
     """Return a CSV file whose header has our names, and its format. ``columns`` maps our names (COLUMNS) to the file's.
 
     Raises UnknownNameError for another name, and TraceError if the file is no CSV or lacks a column, if the prompt or
-    output tokens have no column, or if an arrival or a column of the file has two names.
+    output tokens have no column, if several columns are arrivals, or if a column of the file has two names.
     """
     if unknown := sorted(set(columns) - {*COLUMNS}):
         raise UnknownNameError("column", unknown[0], COLUMNS)
@@ -458,7 +458,7 @@ def _first_fault(source: Source, form: RowFormat, columns: list[str], fallback: 
 
 
 def row_fault(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> str | None:
-    """Return the first fault of a row, None if there is none: of its lengths, its optional columns, or its arrival.
+    """Return what is wrong with a row's lengths, its optional columns or its arrival, or None.
 
     The arrival is not checked if ``columns`` has no arrivals.
     """

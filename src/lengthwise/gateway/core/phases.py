@@ -10,9 +10,9 @@ The iterations between dispatch and first token count as well: at its first toke
 as the other requests have. If the worker was empty, it gets as many as earlier new requests needed. A token that
 arrives more than half an iteration after the start of the last iteration belongs to the next iteration.
 
-No request delays the end of a phase for ever. The phase may end as soon as its fastest stream is some iterations past
-N_D: 2, plus twice the tokens of the largest chunk. The phase does not wait for a request that has streamed no token in
-a complete phase, until that request streams one.
+No request delays the end of a phase for ever. The phase may end as soon as its fastest stream has N_D + 2 iterations,
+plus twice the tokens of the largest chunk. The phase does not wait for a request that has streamed no token in a
+complete phase, until that request streams one.
 """
 
 from __future__ import annotations

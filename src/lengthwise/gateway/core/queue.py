@@ -193,7 +193,7 @@ class Queue(Backlog):
             items = self._lanes[lane]
             if is_closed(lane[0]):
                 heapq.heappop(heads)
-            elif self._fair and self._service.of(lane[2]) != heads[0][1]:
+            elif self._fair and self._service.of(lane[2]) != heads[0][1]:  # a dispatch has charged this tenant
                 heapq.heapreplace(heads, self._head(lane, at, best))
             else:
                 yield self._ranker.entry(items[at][3])
@@ -243,6 +243,7 @@ class Queue(Backlog):
         return min(classes, default=_OVERDUE)
 
     def _class_rank(self, lane: Lane, best: int) -> tuple[int, float]:
+        """Return (class, service of the tenant). With fairness, overdue requests have the ``best`` class that waits."""
         return max(lane[1], best), self._service.of(lane[2]) if self._fair else 0.0
 
     def _head(self, lane: Lane, at: int, best: int) -> Head:

@@ -296,7 +296,7 @@ class Scheduler:
         streaming = request.generated_tokens and request.streamed
         self._deadlines.set(request.id, math.inf if streaming else request.client.deadline_s)
         if request.model not in self.worker_pool.served_models:
-            self._next_unserved_check_s = -math.inf
+            self._next_unserved_check_s = -math.inf  # The search finds the request now, and when it expires.
 
     def _pop_expired(self, now_s: float) -> list[tuple[int, Refusal]]:
         late = [self.entries[one] for one in self._deadlines.pop_due(now_s)]

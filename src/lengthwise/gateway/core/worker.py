@@ -332,7 +332,7 @@ class Worker:
         return until_s if until_s > now_s and self.state.up else math.inf
 
     def refuses_only_this(self, entry: Entry) -> bool:
-        """Return whether the worker, then at least as full, has accepted another request since it refused this one."""
+        """Return whether the worker, as full as now or fuller, accepted another request since it refused this one."""
         limit, refused_s = self.adaptive_limit, entry.request.dispatch.full_queues.last_s
         return limit.last_accepted_dispatch_s > refused_s and limit.accepted_in_flight >= self.slots_in_use
 

@@ -131,7 +131,7 @@ class AsgiExchange:
         """Send a response in chunks. Wait while the connection's write buffer is full."""
         headers = [pair for pair in answer.headers if pair[0].lower() not in _DROPPED]
         left = next((int(value) for name, value in headers if name.lower() == b"content-length"), -1)
-        direct = self._connection if left < 0 and self._is_framed else None
+        direct = self._connection if left < 0 and self._is_framed else None  # left is -1 for a stream
         await self._start(answer.status, headers)
         try:
             async for chunk in answer:

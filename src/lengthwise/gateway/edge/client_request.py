@@ -43,6 +43,7 @@ def _decode(kind: type[Body], body: bytes) -> Body:
 _DECODERS = {one.body: msgspec.json.Decoder(one.body) for one in APIS.values()}
 
 
+# With every digit as 0, only a number with an exponent of three digits, or with 200 digits, can exceed a double.
 _ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 _EXPONENT, _DIGITS = b"0e000", b"0" * 200
 

@@ -322,7 +322,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._fail(Fault(408, "slow", "The request took too long to arrive.", code="request_timeout"))
 
     def _fail(self, fault: Fault) -> None:
-        """End the connection after the responses to earlier requests, by an error unless this response has started."""
+        """End the connection after the responses to earlier requests, with an error unless the last one has begun."""
         self._stop_arrival_timer()
         self.refused(fault)
         answering, in_body = self._in_progress, self._in_message and not self._in_head

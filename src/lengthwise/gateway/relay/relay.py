@@ -395,7 +395,7 @@ class RelayedRequest:
             return await self._fail_over(problem)
         elif isinstance(problem, EngineRejectedError):
             await self._requeue("retried", avoid=True)
-        elif (cause := str(problem)) == SLOW_READER:
+        elif (cause := str(problem)) == SLOW_READER:  # an AttemptInterruptedError, whose text is its cause
             self.end(Outcome.CLIENT_GONE, cause)
             # The client may read again, and must not mistake a part of the output for the complete output.
             raise NotServedError(Refusal(408, "slow_reader", "The answer was not read in time."))
