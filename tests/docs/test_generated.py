@@ -31,7 +31,7 @@ def test_the_reference_agrees_with_the_code():
 
 
 def test_every_page_of_measurements_has_tables():
-    guides = ("guide-agents", "guide-gateway", "guide-memory-by-length", "guide-split-models")
+    guides = ("guide-agents", "guide-gateway", "guide-memory-by-length", "guide-split-models", "guide-which-deployment")
     names = ("apps", "benchmarks", "exegpt", "fidelity", "gateway", *guides, "lengths", "papers")
     assert [f"docs/{name}.md" for name in names] == PAGES
 
