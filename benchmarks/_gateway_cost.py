@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,15 +43,25 @@ LEAN_ENGINE = ROOT / "tests" / "testing" / "lean_engine.py"
 KEY = "sk-bench-0123456789"
 GATEWAY = """
 import json, sys
-from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order
+from lengthwise.gateway.config import Engine, Envoy, GatewayConfig, Key, Listen, Order
 from lengthwise.gateway.serve import serve
-engines, sha256, port, admin_port = json.loads(sys.argv[1])
-serve(GatewayConfig(
+engines, sha256, port, admin_port, *picker = json.loads(sys.argv[1])
+config = GatewayConfig(
     engines=tuple(Engine(url) for url in engines),
     order=Order(mode="isrtf"),
     keys=(Key("bench", sha256, rate_rps=float("inf")),),
     listen=Listen(port=port, admin_port=admin_port),
-))
+    envoy=Envoy(*picker),
+)
+if picker:
+    from lengthwise.gateway.envoy import bootstrap
+    print(json.dumps(bootstrap(config)), file=open("envoy.json", "w"), flush=True)
+serve(config)
+"""
+ENVOY = """
+taskset -c "$1" "${@:2}" &
+until [ -s envoy.json ]; do sleep 0.1; done
+exec taskset -c "$0" ENVOY -c envoy.json --concurrency 1 --log-level error
 """
 LITELLM = """
 model_list:
@@ -121,7 +132,7 @@ def printed_json(command: Sequence[str], cores: set[int]) -> Iterator[tuple[int,
 def started(name: str, backends: list[str], within_s: float = 90.0) -> Iterator[Process]:
     """Run the gateway or a peer in front of backends once it answers a chat; raise LookupError if not installed."""
     port, until = free_port(), time.monotonic() + within_s
-    key, url = KEY if name in ("gateway", "peer.litellm") else "", f"http://127.0.0.1:{port}"
+    key, url = KEY if name in ("gateway", "gateway.envoy", "peer.litellm") else "", f"http://127.0.0.1:{port}"
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(f"{url}/v1/chat/completions", chat(), headers)
     with running(_command(name, backends, port, free_port()), MEASURED_CORE) as (process, log):
@@ -140,6 +151,15 @@ def _command(name: str, backends: list[str], port: int, admin_port: int) -> list
     if name == "gateway":  # with queue, default prediction and keys
         sha256 = hashlib.sha256(KEY.encode()).hexdigest()
         return [sys.executable, "-c", GATEWAY, json.dumps([backends, sha256, port, admin_port])]
+    if name == "gateway.envoy":  # the picker alone on the measured core
+        ports, at = [free_port(), admin_port, free_port(), "127.0.0.1", "127.0.0.1", port], [OTHER_CORE, MEASURED_CORE]
+        picker = [
+            sys.executable,
+            "-c",
+            GATEWAY,
+            json.dumps([backends, hashlib.sha256(KEY.encode()).hexdigest(), *ports]),
+        ]
+        return ["bash", "-c", ENVOY.replace("ENVOY", _program("envoy")), *(str(min(cores)) for cores in at), *picker]
     where = ["--host", "127.0.0.1", "--port", str(port)]
     if name == "peer.litellm":  # one worker, default options, no database; it does not start without a key
         write = f'printf %s "$0" > config.yaml && LITELLM_MASTER_KEY={KEY} exec "$@"'
@@ -259,7 +279,7 @@ def overhead(_: Path, quick: bool, name: str) -> dict[str, Any]:
     except LookupError as error:
         return {f"{name}.skipped": {"skipped": str(error)}}
     except (RuntimeError, TimeoutError, AssertionError) as error:
-        if name == "gateway":
+        if name.startswith("gateway"):
             raise
         return {f"{name}.skipped": {"skipped": f"the program does not work: {error!r}"}}
     rows |= {pace: summary([*before[pace], *after[pace]]) | {"unit": "us"} for pace in before}
@@ -334,6 +354,46 @@ def _memory_growth(process: Process, count: int) -> dict[str, Any]:
 
     first_mib = rss_after_mib(max(10 * CONNECTIONS, count // 20))
     return {"value": rss_after_mib(count) - first_mib, "unit": "MiB", "requests": count}
+
+
+# The endpoint picker
+def picker(_: Path, quick: bool) -> dict[str, Any]:
+    """Return CPU microseconds from the messages of a request to its engine and its end, without gRPC's transport."""
+    from lengthwise.gateway.config import Engine, Envoy, GatewayConfig, Listen, Order
+    from lengthwise.gateway.envoy import messages
+    from lengthwise.gateway.serve import Gateway
+
+    head, content = messages.ProcessingRequest(), messages.ProcessingRequest()
+    for name, value in {":method": "POST", ":path": "/v1/chat/completions", "x-forwarded-for": "10.0.0.1"}.items():
+        head.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    content.request_body.body, content.request_body.end_of_stream = chat(), True
+    parts, count = [head.SerializeToString(), content.SerializeToString()], 100 if quick else 1000
+
+    async def run(url: str) -> list[float]:
+        async def decide() -> None:
+            left, answers = parts[::-1], []
+
+            async def read() -> Any:
+                return messages.ProcessingRequest.FromString(left.pop()) if left else None
+
+            async def write(answer: Any) -> None:
+                answers.append(answer if isinstance(answer, bytes) else answer.SerializeToString())
+
+            await gateway.picker.process(SimpleNamespace(read=read, write=write))
+            assert url.encode() in answers[-1]
+
+        settings = {"order": Order(mode="isrtf"), "listen": Listen(port=0, admin_port=None), "envoy": Envoy(0)}
+        async with Gateway(GatewayConfig((Engine(f"http://{url}"),), **settings)) as gateway:
+            times_s = [time.thread_time()]
+            for _ in range(BLOCKS + 1):
+                for _ in range(count):
+                    await decide()
+                times_s.append(time.thread_time())
+            return (np.diff(times_s[1:]) / count).tolist()
+
+    with on_cores(MEASURED_CORE), printed_json([str(LEAN_ENGINE)], OTHER_CORE) as (_, printed):
+        times_s = asyncio.run(run(urlsplit(printed["url"]).netloc))
+    return {"gateway.picker_decision_us": summary([1e6 * s for s in times_s]) | {"machine": machine()}}
 
 
 # Reordering

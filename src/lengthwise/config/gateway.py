@@ -40,6 +40,7 @@ _DEFAULTS = gateway_config.GatewayConfig(engines=(gateway_config.Engine("http://
 _LISTEN, _ORDER, _ADMISSION, _DISPATCH = _DEFAULTS.listen, _DEFAULTS.order, _DEFAULTS.admission, _DEFAULTS.dispatch
 _PREDICTION, _LIMITS, _RESILIENCE = _DEFAULTS.prediction, _DEFAULTS.limits, _DEFAULTS.resilience
 _DISCOVERY, _ENGINE, _KEY = _DEFAULTS.discovery, _DEFAULTS.engines[0], gateway_config.Key("any", "")
+_ENVOY = _DEFAULTS.envoy
 
 
 def _not_split(mode: Any) -> Any:
@@ -219,6 +220,17 @@ class ResilienceSection(Section):
     leave_s: Wait = _RESILIENCE.leave_s
 
 
+class EnvoySection(Section):
+    """The endpoint picker for Envoy, and the configuration that `lengthwise serve --envoy-config` writes."""
+
+    ext_proc_port: Port | None = None
+    picker_host: Text = _ENVOY.picker_host
+    host: Text = _ENVOY.host
+    port: Port = _ENVOY.port
+    failure: Literal["closed", "open"] = "closed"
+    picker_timeout_s: _Above = _ENVOY.picker_timeout_s
+
+
 class GatewayFile(Section):
     """The complete file of a gateway."""
 
@@ -232,6 +244,7 @@ class GatewayFile(Section):
     keys: list[KeySection] = Field(default_factory=list)
     limits: LimitsSection = LimitsSection()
     resilience: ResilienceSection = ResilienceSection()
+    envoy: EnvoySection = EnvoySection()
 
 
 @dataclass(frozen=True)
@@ -368,7 +381,9 @@ class _Builder:
             "listen": self._listen(file.listen),
             "dispatch": self._dispatch(file.dispatch),
         }
-        defaults: dict[str, Any] = {"admission": _ADMISSION, "limits": _LIMITS, "resilience": _RESILIENCE}
+        defaults: dict[str, Any] = {
+            "admission": _ADMISSION, "limits": _LIMITS, "resilience": _RESILIENCE, "envoy": _ENVOY,
+        }  # fmt: skip
         for name, default in defaults.items():
             with self.problems.at(name):
                 parts[name] = type(default)(**getattr(file, name).model_dump())
