@@ -196,7 +196,7 @@ class Gateway:
         if config.envoy.ext_proc_port is not None:
             from lengthwise.gateway.envoy import Picker
 
-            picker = Picker(self.app, self.relay, driver, self.fleet, config)
+            picker = Picker(self.app, self.relay, driver, self.fleet, self.telemetry)
             self.picker = await stack.enter_async_context(picker)
         # The clients' port opens last, so that /ready answers only when everything else is up. Until ``started`` it
         # fails, as a signal still stops the gateway at once.

@@ -208,7 +208,7 @@ def test_order_clients_that_leave_and_a_full_queue(tmp_path):
 def test_requests_reach_the_engine_that_the_router_chooses(tmp_path):
     """Each request runs at the engine of its journal row, within the subset that a proxy states."""
     engines = [EngineServer(), EngineServer()]
-    with in_thread(*engines):
+    with in_thread(*engines) as servers:
         config = config_of(*engines, dispatch=Dispatch(router="round_robin"))
         engines.sort(key=lambda one: one.url)
         places = [one.url.removeprefix("http://") for one in engines]
@@ -239,11 +239,15 @@ def test_requests_reach_the_engine_that_the_router_chooses(tmp_path):
                 assert (status, json.loads(body)["error"]["code"]) == (503, "no_engine")
                 assert "retry-after" in headers
                 await until(lambda: len(gateway.rows) == 9)
+                # Envoy goes to another engine if it cannot connect to the picked one, and the picker learns of it.
+                await asyncio.to_thread(servers.call, engines[0].die())
+                assert [(await post(session, url, chat()))[0] for _ in range(2)] == [200, 200]
+                await until(lambda: len([state for state in gateway.gateway.fleet.states() if state.up]) == 1)
 
             run(work)
             names = [[place for place in places if place in row.worker] for row in gateway.rows]
-            assert [len(engine.log.entries) for engine in engines] == [3, 6]
-            assert names == [[places[number % 2]] for number in range(6)] + [[places[1]]] * 3
+            assert [len(engine.log.entries) for engine in engines] == [3, 8]
+            assert names[:9] == [[places[number % 2]] for number in range(6)] + [[places[1]]] * 3
 
 
 def test_picker_that_dies_and_returns(tmp_path):

@@ -21,6 +21,9 @@ from lengthwise.schema.errors import InputError
 
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
 _PICKER, _ENGINES = "lengthwise_picker", "engines"
+_KEEPALIVE = {"interval": "10s", "timeout": "5s"}  # of connections to the picker, whose machine may vanish
+# The scheduler limits requests at engines, and all requests that wait have a stream to the picker.
+_NO_LIMITS = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), (1 << 32) - 1)
 _HEADROOM_BYTES = 1 << 16  # of Envoy's buffer beyond the largest body
 _NO_PICKER = {"error": {
     "message": "The endpoint picker is not available; send the request again.", "type": "server_error", "param": None,
@@ -69,7 +72,7 @@ def bootstrap(config: GatewayConfig) -> dict[str, Any]:
     picker = _cluster(_PICKER, [(envoy.picker_host, envoy.ext_proc_port)], "1s")
     picker["typed_extension_protocol_options"] = {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
         "@type": f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions",
-        "explicit_http_config": {"http2_protocol_options": {}},
+        "explicit_http_config": {"http2_protocol_options": {"connection_keepalive": _KEEPALIVE}},
     }}  # fmt: skip
     return {"static_resources": {"listeners": [listener], "clusters": [picker, _engine_cluster(config)]}}
 
@@ -151,9 +154,6 @@ def _engine_cluster(config: GatewayConfig) -> dict[str, Any]:
         fallback_policy={"policies": [{"typed_extension_config": fallback}]},
     )
     cluster["load_balancing_policy"] = {"policies": [{"typed_extension_config": override}]}
-    # Requests wait in the picker, so Envoy must not limit those at engines.
-    limit = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), (1 << 32) - 1)
-    cluster["circuit_breakers"] = {"thresholds": [limit]}
     ((scheme, certificates),) = tls
     if scheme == "https":
         cluster["transport_socket"] = _tls(certificates or Tls())
@@ -183,7 +183,10 @@ def _cluster(name: str, addresses: list[tuple[str, int]], connect_timeout: str) 
     is_static = all(_is_address(host) for host, _ in addresses)
     kind = {"type": "STATIC"} if is_static else {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED"}
     assignment = {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]}
-    return {"name": name, "connect_timeout": connect_timeout, **kind, "load_assignment": assignment}
+    return {
+        "name": name, "connect_timeout": connect_timeout, **kind, "load_assignment": assignment,
+        "circuit_breakers": {"thresholds": [_NO_LIMITS]},
+    }  # fmt: skip
 
 
 def _address(host: str, port: int) -> dict[str, Any]:

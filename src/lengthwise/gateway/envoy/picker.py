@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.edge import Exchange, Fault
+from lengthwise.gateway.edge.asgi import ClientGoneError
 from lengthwise.gateway.envoy import messages
 from lengthwise.gateway.relay import RelayedRequest, engine_request
 from lengthwise.gateway.relay.failures import UpstreamError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lengthwise.gateway.fleet import EngineWorker, Fleet
     from lengthwise.gateway.relay import Relay
     from lengthwise.gateway.scheduler_driver import SchedulerDriver
+    from lengthwise.gateway.telemetry import Telemetry
 
 ENDPOINT, SERVED, SUBSET = (f"x-gateway-destination-endpoint{suffix}" for suffix in ("", "-served", "-subset"))
 ENDPOINT_NAMESPACE, SUBSET_NAMESPACE = "envoy.lb", "envoy.lb.subset_hint"
@@ -42,10 +43,9 @@ _CHUNK_BYTES = 60_000  # of a body that is sent back; Envoy recommends at most 6
 _RESOLVED_S = 5.0  # time for which the address of a host name is valid
 _STOP_S = 1.0
 _PASSED = frozenset({
-    b"host", b"content-type", b"content-length", b"transfer-encoding", b"accept", b"traceparent", b"tracestate",
-    b"x-session-id", b"x-forwarded-for", b"x-forwarded-proto", b"via", b"user-agent",
+    b"host", b"content-length", b"transfer-encoding", b"x-forwarded-for", b"x-forwarded-proto", b"via", b"user-agent",
 })  # fmt: skip
-"""Headers of clients that reach engines. The gateway sets X-Request-Id and Authorization itself."""
+"""Headers that reach engines beside those that the gateway sends."""
 
 
 def _part(kind: str) -> bytes:
@@ -68,9 +68,16 @@ class PickedRequest(RelayedRequest):
         self.worker = self._attribution.worker = worker
         self.status = 0
 
-    def on_headers(self, status: int, headers: dict[str, str], *, is_local: bool) -> None:
-        """Read status and headers of the response. ``is_local``: Envoy made the response, as no engine did."""
+    def on_headers(self, status: int, headers: dict[str, str], *, is_local: bool, moved: bool) -> None:
+        """Read status and headers of the response.
+
+        ``is_local``: Envoy made the response, not an engine. ``moved``: another engine than the picked one made it,
+        because Envoy could not connect to that.
+        """
         self.status = status
+        if moved:
+            self._attribution.on_error(UpstreamError("no connection"))
+            self._attribution.worker = None
         if is_local:
             self._attribution.on_error(UpstreamError("no connection"))
             self.end(Outcome.FAILED, f"Envoy answered {status}, not the engine")
@@ -157,6 +164,7 @@ class ExtProcExchange(Exchange):
         self._pending = "request_headers"  # part that waits for an answer
         self._chunks: list[bytes] = []  # of a body that is streamed back
         self._extension: asyncio.Task[None] | None = None
+        self._endpoint = ""
         self.subset = _subset(first)
 
     def scope(self) -> dict[str, Any]:
@@ -182,7 +190,7 @@ class ExtProcExchange(Exchange):
             self._pending = "request_body"
         message = await self.read()
         if message is None:
-            raise asyncio.CancelledError
+            raise ClientGoneError
         kind = message.WhichOneof("kind")
         if kind == "request_trailers":
             self._pending = kind
@@ -235,7 +243,7 @@ class ExtProcExchange(Exchange):
 
     async def answer(self, answer: Pick) -> None:
         """Send the request to its engine, and follow the response up to its end."""
-        self.has_started = True
+        self.has_started, self._endpoint = True, answer.endpoint
         for response in self._pick_responses(answer):
             await self._write(response)
         answer.request.client_request.release(text=answer.request.text is None, retained_bytes=0)
@@ -266,7 +274,9 @@ class ExtProcExchange(Exchange):
         status = headers.get(":status", "")
         details = _text(message.attributes, "envoy.filters.http.ext_proc", CODE_DETAILS)
         is_local = bool(details) and details != "via_upstream"
-        request.on_headers(int(status) if status.isdigit() else 0, headers, is_local=is_local)
+        served = _text(message.metadata_context.filter_metadata, ENDPOINT_NAMESPACE, SERVED)
+        moved = bool(served) and served != self._endpoint
+        request.on_headers(int(status) if status.isdigit() else 0, headers, is_local=is_local, moved=moved)
 
     def _response_head(self) -> Any:
         if not self.headers:
@@ -282,8 +292,8 @@ class ExtProcExchange(Exchange):
         part = response.request_headers if is_duplex or not self._has_body else response.request_body
         common, client_request = part.response, pick.request.client_request
         common.clear_route_cache = True  # the route may depend on the endpoint
-        own = dict(client_request.headers)
-        headers = [(ENDPOINT.encode(), pick.endpoint.encode()), (b"x-request-id", own["X-Request-Id"].encode())]
+        own = [(name.lower().encode(), value.encode()) for name, value in client_request.headers]
+        headers = [(ENDPOINT.encode(), pick.endpoint.encode()), *own]
         key = pick.request.worker.engine.api_key
         headers += [(b"authorization", b"Bearer " + key.encode())] if key else []
         if pick.body is not None and not is_duplex:
@@ -347,8 +357,8 @@ def _subset(message: Any) -> frozenset[str] | None:
 class Picker:
     """The gRPC server of the picker, as an async context manager. ``port`` is the port at which it listens."""
 
-    def __init__(self, app: App, relay: Relay, driver: SchedulerDriver, fleet: Fleet, config: GatewayConfig) -> None:
-        self._app, self._relay, self._driver, self._fleet, self._config = app, relay, driver, fleet, config
+    def __init__(self, app: App, relay: Relay, driver: SchedulerDriver, fleet: Fleet, telemetry: Telemetry) -> None:
+        self._app, self._relay, self._driver, self._fleet, self._traced = app, relay, driver, fleet, telemetry.traced
         self._addresses: dict[tuple[str, int], tuple[str, float]] = {}
         self.port = 0
 
@@ -357,7 +367,8 @@ class Picker:
             import grpc
         except ImportError as error:
             raise MissingExtraError("lengthwise serve --ext-proc-port", "envoy") from error
-        limits, host = self._config.limits, self._config.listen.host
+        config = self._relay.config
+        limits, host, port = config.limits, config.listen.host, config.envoy.ext_proc_port
         server = self._server = grpc.aio.server(options=[
             ("grpc.so_reuseport", 0),  # a second picker at the port would get a part of the requests
             ("grpc.max_receive_message_length", limits.body_bytes + limits.header_bytes + (1 << 16)),
@@ -372,7 +383,6 @@ class Picker:
             grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),
             grpc.method_handlers_generic_handler(HEALTH, {"Check": check}),
         ))  # fmt: skip
-        port = self._config.envoy.ext_proc_port
         try:
             self.port = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as error:
@@ -413,7 +423,7 @@ class Picker:
             fault = Fault(500, "proxy", f"The proxy's ext_proc filter is not set up: {problem}.", code="proxy_setup")
             await exchange.send_fault(fault)
             return
-        await self._app.serve(exchange.scope(), exchange, partial(self._pick, exchange))
+        await self._app.serve(exchange.scope(), exchange, self._traced(partial(self._pick, exchange)))
 
     async def _pick(self, exchange: ExtProcExchange, client_request: ClientRequest) -> Pick:
         if exchange.subset is not None:
