@@ -225,6 +225,7 @@ class EnvoySection(Section):
 
     ext_proc_port: Port | None = None
     picker_host: Text = _ENVOY.picker_host
+    tls: TlsSection | None = None
     host: Text = _ENVOY.host
     port: Port = _ENVOY.port
     failure: Literal["closed", "open"] = "closed"
@@ -380,10 +381,9 @@ class _Builder:
             "keys": self._keys(file.keys),
             "listen": self._listen(file.listen),
             "dispatch": self._dispatch(file.dispatch),
+            "envoy": self._envoy(file.envoy),
         }
-        defaults: dict[str, Any] = {
-            "admission": _ADMISSION, "limits": _LIMITS, "resilience": _RESILIENCE, "envoy": _ENVOY,
-        }  # fmt: skip
+        defaults: dict[str, Any] = {"admission": _ADMISSION, "limits": _LIMITS, "resilience": _RESILIENCE}
         for name, default in defaults.items():
             with self.problems.at(name):
                 parts[name] = type(default)(**getattr(file, name).model_dump())
@@ -457,10 +457,18 @@ class _Builder:
             gateway_config.router_policy(dispatch)
         return dispatch
 
-    def _listen(self, section: ListenSection) -> gateway_config.Listen:
-        tls = self._tls(section.tls, "listen")
+    def _server_tls(self, section: TlsSection | None, path: str) -> gateway_config.Tls | None:
+        tls = self._tls(section, path)
         if tls is not None and tls.cert is None:
-            self.problems.add("a server needs cert and key", "listen", "tls")
+            self.problems.add("a server needs cert and key", path, "tls")
+        return tls
+
+    def _envoy(self, section: EnvoySection) -> gateway_config.Envoy:
+        tls = self._server_tls(section.tls, "envoy")
+        return gateway_config.Envoy(**section.model_dump(exclude={"tls"}), tls=tls)
+
+    def _listen(self, section: ListenSection) -> gateway_config.Listen:
+        tls = self._server_tls(section.tls, "listen")
         if section.admin_port == section.port and section.port and section.admin_host == section.host:
             self.problems.add("must differ from port", "listen", "admin_port")
         journal = None if section.journal is None else self.folder / Path(section.journal).expanduser()

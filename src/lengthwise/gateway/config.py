@@ -363,6 +363,7 @@ class Envoy:
 
     ext_proc_port: int | None = None  # port of the endpoint picker (gRPC) at ``listen.host``; None: no picker
     picker_host: str = "127.0.0.1"  # address of the picker, as Envoy reaches it
+    tls: Tls | None = None  # certificate of the picker, and the authority by which Envoy verifies it
     host: str = "127.0.0.1"  # address at which Envoy listens for clients
     port: int = 10_000  # port at which Envoy listens for clients
     # what happens to requests while there is no picker: Envoy answers 503 ("closed"), or sends them to any engine,

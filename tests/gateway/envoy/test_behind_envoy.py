@@ -22,10 +22,11 @@ from pathlib import Path
 import aiohttp
 import grpc
 import pytest
+import trustme
 import yaml
 
 from lengthwise.backend.process import free_port
-from lengthwise.gateway.config import Admission, Dispatch, Engine, Envoy, GatewayConfig, Key, Limits, Listen, Order
+from lengthwise.gateway.config import Admission, Dispatch, Engine, Envoy, GatewayConfig, Key, Limits, Listen, Order, Tls
 from lengthwise.gateway.envoy import bootstrap, messages
 from lengthwise.gateway.serve import BackgroundGateway, background_gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps, in_thread
@@ -132,6 +133,13 @@ def test_answers_are_those_of_the_engine(tmp_path, change):
     digest = hashlib.sha256(key.encode()).hexdigest()
     with in_thread(engine):
         config = config_of(engine, keys=(Key("team", digest, tokens_per_minute=10_000_000),))
+        if change is full_duplex:  # and by TLS, as they do
+            authority, files = trustme.CA(), [tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem")]
+            certificate = authority.issue_cert("127.0.0.1")
+            certificate.cert_chain_pems[0].write_to_path(files[0])
+            certificate.private_key_pem.write_to_path(files[1])
+            authority.cert_pem.write_to_path(files[2])
+            config = replace(config, envoy=replace(config.envoy, tls=Tls(*map(str, files))))
         with behind_envoy(tmp_path, config, change) as (url, gateway):
             events: list[bytes] = []
             bodies = [

@@ -74,6 +74,8 @@ def bootstrap(config: GatewayConfig) -> dict[str, Any]:
         "@type": f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": {"http2_protocol_options": {"connection_keepalive": _KEEPALIVE}},
     }}  # fmt: skip
+    if envoy.tls is not None:
+        picker["transport_socket"] = _tls(Tls(ca=envoy.tls.ca))
     return {"static_resources": {"listeners": [listener], "clusters": [picker, _engine_cluster(config)]}}
 
 

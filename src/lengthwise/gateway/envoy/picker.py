@@ -13,9 +13,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
+from lengthwise.gateway.config import Tls
 from lengthwise.gateway.edge import Exchange, Fault
 from lengthwise.gateway.edge.asgi import ClientGoneError
 from lengthwise.gateway.envoy import messages
@@ -383,8 +385,12 @@ class Picker:
             grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),
             grpc.method_handlers_generic_handler(HEALTH, {"Check": check}),
         ))  # fmt: skip
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            if (tls := config.envoy.tls) is None:
+                self.port = server.add_insecure_port(address)
+            else:
+                self.port = server.add_secure_port(address, grpc.ssl_server_credentials([_key_and_certificate(tls)]))
         except RuntimeError as error:
             raise InputError(f"the ext_proc port must be free; {host}:{port} is not. Choose another one") from error
         await server.start()
@@ -466,6 +472,10 @@ class Picker:
             address = str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
             self._addresses[host, port] = address, time.monotonic() + _RESOLVED_S
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _key_and_certificate(tls: Tls) -> tuple[bytes, bytes]:
+    return Path(str(tls.key)).read_bytes(), Path(str(tls.cert)).read_bytes()
 
 
 def _serialized(response: Any) -> bytes:
