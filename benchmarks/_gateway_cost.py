@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +28,7 @@ import numpy as np
 from _harness import ROOT, cpu_seconds, group_use, machine, posted, python_loop, summary
 
 from lengthwise.backend.process import free_port
+from lengthwise.gateway.config import Admission, Dispatch, Engine, Envoy, GatewayConfig, Listen, Order
 
 ALL_CORES = sorted(os.sched_getaffinity(0))
 MEASURED_CORE, OTHER_CORE = {ALL_CORES[0]}, {ALL_CORES[-1]}
@@ -45,22 +45,18 @@ GATEWAY = """
 import json, sys
 from lengthwise.gateway.config import Engine, Envoy, GatewayConfig, Key, Listen, Order
 from lengthwise.gateway.serve import serve
-engines, sha256, port, admin_port, *picker = json.loads(sys.argv[1])
+engines, sha256, port, admin_port, *envoy = json.loads(sys.argv[1])
 config = GatewayConfig(
-    engines=tuple(Engine(url) for url in engines),
-    order=Order(mode="isrtf"),
-    keys=(Key("bench", sha256, rate_rps=float("inf")),),
-    listen=Listen(port=port, admin_port=admin_port),
-    envoy=Envoy(*picker),
+    engines=tuple(Engine(url) for url in engines), order=Order(mode="isrtf"), envoy=Envoy(*envoy),
+    keys=(Key("bench", sha256, rate_rps=float("inf")),), listen=Listen(port=port, admin_port=admin_port),
 )
-if picker:
+if envoy:
     from lengthwise.gateway.envoy import bootstrap
     print(json.dumps(bootstrap(config)), file=open("envoy.json", "w"), flush=True)
 serve(config)
 """
 ENVOY = """
-taskset -c "$1" "${@:2}" &
-until [ -s envoy.json ]; do sleep 0.1; done
+taskset -c "$1" "${@:2}" & until [ -s envoy.json ]; do sleep 0.1; done
 exec taskset -c "$0" ENVOY -c envoy.json --concurrency 1 --log-level error
 """
 LITELLM = """
@@ -148,18 +144,13 @@ def started(name: str, backends: list[str], within_s: float = 90.0) -> Iterator[
 
 
 def _command(name: str, backends: list[str], port: int, admin_port: int) -> list[str]:
+    gateway, sha256 = [sys.executable, "-c", GATEWAY], hashlib.sha256(KEY.encode()).hexdigest()
     if name == "gateway":  # with queue, default prediction and keys
-        sha256 = hashlib.sha256(KEY.encode()).hexdigest()
-        return [sys.executable, "-c", GATEWAY, json.dumps([backends, sha256, port, admin_port])]
+        return [*gateway, json.dumps([backends, sha256, port, admin_port])]
     if name == "gateway.envoy":  # the picker alone on the measured core
-        ports, at = [free_port(), admin_port, free_port(), "127.0.0.1", "127.0.0.1", port], [OTHER_CORE, MEASURED_CORE]
-        picker = [
-            sys.executable,
-            "-c",
-            GATEWAY,
-            json.dumps([backends, hashlib.sha256(KEY.encode()).hexdigest(), *ports]),
-        ]
-        return ["bash", "-c", ENVOY.replace("ENVOY", _program("envoy")), *(str(min(cores)) for cores in at), *picker]
+        envoy, cores = [free_port(), "127.0.0.1", None, "127.0.0.1", port], [OTHER_CORE, MEASURED_CORE]
+        gateway.append(json.dumps([backends, sha256, free_port(), admin_port, *envoy]))
+        return ["bash", "-c", ENVOY.replace("ENVOY", _program("envoy")), *(str(min(one)) for one in cores), *gateway]
     where = ["--host", "127.0.0.1", "--port", str(port)]
     if name == "peer.litellm":  # one worker, default options, no database; it does not start without a key
         write = f'printf %s "$0" > config.yaml && LITELLM_MASTER_KEY={KEY} exec "$@"'
@@ -359,47 +350,40 @@ def _memory_growth(process: Process, count: int) -> dict[str, Any]:
 # The endpoint picker
 def picker(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU microseconds from the messages of a request to its engine and its end, without gRPC's transport."""
-    from lengthwise.gateway.config import Engine, Envoy, GatewayConfig, Listen, Order
-    from lengthwise.gateway.envoy import messages
+    from lengthwise.gateway.envoy.picker import messages, serialized
     from lengthwise.gateway.serve import Gateway
 
+    count, left, last = 100 if quick else 1000, list[bytes](), list[bytes]()
     head, content = messages.ProcessingRequest(), messages.ProcessingRequest()
     for name, value in {":method": "POST", ":path": "/v1/chat/completions", "x-forwarded-for": "10.0.0.1"}.items():
         head.request_headers.headers.headers.add(key=name, raw_value=value.encode())
     content.request_body.body, content.request_body.end_of_stream = chat(), True
-    parts, count = [head.SerializeToString(), content.SerializeToString()], 100 if quick else 1000
+
+    class Stream:
+        async def read(self) -> Any:
+            return messages.ProcessingRequest.FromString(left.pop()) if left else None
+
+        async def write(self, answer: Any) -> None:
+            last[:] = [serialized(answer)]
 
     async def run(url: str) -> list[float]:
-        async def decide() -> None:
-            left, answers = parts[::-1], []
-
-            async def read() -> Any:
-                return messages.ProcessingRequest.FromString(left.pop()) if left else None
-
-            async def write(answer: Any) -> None:
-                answers.append(answer if isinstance(answer, bytes) else answer.SerializeToString())
-
-            await gateway.picker.process(SimpleNamespace(read=read, write=write))
-            assert url.encode() in answers[-1]
-
-        settings = {"order": Order(mode="isrtf"), "listen": Listen(port=0, admin_port=None), "envoy": Envoy(0)}
-        async with Gateway(GatewayConfig((Engine(f"http://{url}"),), **settings)) as gateway:
+        config = GatewayConfig((Engine(url),), envoy=Envoy(0), listen=Listen(port=0, admin_port=0))
+        async with Gateway(config) as gateway:
             times_s = [time.thread_time()]
-            for _ in range(BLOCKS + 1):
-                for _ in range(count):
-                    await decide()
-                times_s.append(time.thread_time())
-            return (np.diff(times_s[1:]) / count).tolist()
+            for number in range((BLOCKS + 1) * count):
+                left.extend((content.SerializeToString(), head.SerializeToString()))
+                await gateway.picker.process(Stream())
+                times_s += [time.thread_time()] if number % count == count - 1 else []
+        assert urlsplit(url).netloc.encode() in last[0]
+        return (np.diff(times_s[1:]) / count * 1e6).tolist()
 
     with on_cores(MEASURED_CORE), printed_json([str(LEAN_ENGINE)], OTHER_CORE) as (_, printed):
-        times_s = asyncio.run(run(urlsplit(printed["url"]).netloc))
-    return {"gateway.picker_decision_us": summary([1e6 * s for s in times_s]) | {"machine": machine()}}
+        return {"gateway.picker_decision_us": summary(asyncio.run(run(printed["url"]))) | {"machine": machine()}}
 
 
 # Reordering
 def rerank(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU milliseconds to reorder 10,000 waiting requests."""
-    from lengthwise.gateway.config import Admission, Dispatch, Order
     from lengthwise.gateway.core import Scheduler
     from lengthwise.gateway.request import LengthPrediction, Request
     from lengthwise.gateway.scheduling import WorkerState

@@ -376,7 +376,7 @@ class Picker:
             ("grpc.max_receive_message_length", limits.body_bytes + limits.header_bytes + (1 << 16)),
         ])  # fmt: skip
         process = grpc.stream_stream_rpc_method_handler(
-            self._process, messages.ProcessingRequest.FromString, _serialized
+            self._process, messages.ProcessingRequest.FromString, serialized
         )
         check = grpc.unary_unary_rpc_method_handler(
             self._check, messages.HealthCheckRequest.FromString, messages.HealthCheckResponse.SerializeToString
@@ -478,5 +478,6 @@ def _key_and_certificate(tls: Tls) -> tuple[bytes, bytes]:
     return Path(str(tls.key)).read_bytes(), Path(str(tls.cert)).read_bytes()
 
 
-def _serialized(response: Any) -> bytes:
+def serialized(response: Any) -> bytes:
+    """Return the bytes of a message, some of which are serialized already."""
     return response if isinstance(response, bytes) else response.SerializeToString()
