@@ -209,7 +209,8 @@ class ExtProcExchange(Exchange):
         """Let Envoy wait for an hour, not ``message_timeout``. Without ``max_message_timeout`` it ignores this."""
         response = messages.ProcessingResponse()
         response.override_message_timeout.seconds = MAX_WAIT_S
-        await self._context.write(response)
+        with contextlib.suppress(Exception):  # the client may be gone; its task is cancelled then
+            await self._context.write(response)
 
     async def _write(self, response: Any) -> None:
         if self._extension is not None:
