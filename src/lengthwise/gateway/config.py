@@ -410,7 +410,7 @@ def check_ports(config: GatewayConfig) -> None:
     listen = config.listen
     engines = [urlsplit(engine.url) for engine in config.engines]
     ports = [("port", listen.host, listen.port), ("admin port", listen.admin_host, listen.admin_port or 0)]
-    ports.append(("ext_proc port", listen.host, config.envoy.ext_proc_port or 0))
+    ports.append(("ext-proc port", listen.host, config.envoy.ext_proc_port or 0))
     for (engine, address), (name, host, port) in product(zip(config.engines, engines, strict=True), ports):
         engine_host, engine_port = address.hostname or "", address.port or (443 if address.scheme == "https" else 80)
         is_same = engine_host == host or (engine_host in _LOCAL_HOSTS and host in _LOCAL_HOSTS)

@@ -13,6 +13,7 @@ from lengthwise.gateway.envoy.picker import (
     CODE_DETAILS,
     ENDPOINT,
     ENDPOINT_NAMESPACE,
+    MAX_FALLBACKS,
     MAX_WAIT_S,
     SERVED,
     SUBSET_NAMESPACE,
@@ -104,11 +105,8 @@ def _ext_proc(config: GatewayConfig) -> dict[str, Any]:
 
 
 def _routes(failure: str) -> list[dict[str, Any]]:
-    to_engine = {
-        "cluster": _ENGINES,
-        "timeout": "0s",
-        "retry_policy": {"retry_on": "connect-failure", "num_retries": 2},
-    }
+    retry = {"retry_on": "reset,refused-stream", "num_retries": MAX_FALLBACKS}
+    to_engine = {"cluster": _ENGINES, "timeout": "0s", "retry_policy": retry}
     picked = {"match": {"prefix": "/", "headers": [{"name": ENDPOINT, "present_match": True}]}, "route": to_engine}
     other: dict[str, Any] = {"match": {"prefix": "/"}}
     if failure == "open":
@@ -129,7 +127,10 @@ def _engine_cluster(config: GatewayConfig) -> dict[str, Any]:
     for engine in config.engines:
         parts = urlsplit(engine.url)
         if parts.path.rstrip("/").removesuffix("/v1").strip("/"):
-            raise InputError(f"Envoy sends requests to the root of an engine; {engine.display_url} has a path")
+            raise InputError(
+                f"Envoy sends requests to /v1 of an engine; {engine.display_url} has another path, which the gateway's "
+                "own port can use"
+            )
         addresses.append((parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)))
         tls.add((parts.scheme, engine.tls))
     if config.discovery.endpoint_slices:
@@ -142,7 +143,10 @@ def _engine_cluster(config: GatewayConfig) -> dict[str, Any]:
         addresses.append((host, int(port)))
         tls.add(("http", config.discovery.engine.tls))
     if len(tls) > 1:
-        raise InputError("Envoy's engines must all use http, or all https with the same certificates")
+        raise InputError(
+            "all engines behind Envoy must use http, or all https with the same certificates: put the others behind a "
+            "gateway of their own"
+        )
     cluster = _cluster(_ENGINES, addresses, f"{config.resilience.connect_s:g}s")
     key = {"key": ENDPOINT_NAMESPACE, "path": [{"key": SERVED}]}
     fallback = _named(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from lengthwise.gateway.config import Tls
+from lengthwise.gateway.config import Tls, bind_socket
 from lengthwise.gateway.edge import Exchange, Fault
 from lengthwise.gateway.edge.asgi import ClientGoneError
 from lengthwise.gateway.envoy import messages
@@ -26,7 +26,7 @@ from lengthwise.gateway.relay.failures import UpstreamError
 from lengthwise.gateway.relay.responses import BufferedResponse, ResponseReader
 from lengthwise.gateway.request import ClientRequest, Outcome, Refusal
 from lengthwise.gateway.scheduler_driver import WORKER_GONE, NotServedError, Ticket
-from lengthwise.schema.errors import InputError, MissingExtraError
+from lengthwise.schema.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from lengthwise.gateway.edge import App
@@ -41,6 +41,7 @@ SERVICE, HEALTH = "envoy.service.ext_proc.v3.ExternalProcessor", "grpc.health.v1
 CODE_DETAILS = "response.code_details"
 _SERVING, _NOT_SERVING = 1, 2
 _EXTEND_AFTER_S, MAX_WAIT_S = 0.1, 3600  # Envoy's default ``message_timeout`` is 0.2 s, its largest one 3600 s
+MAX_FALLBACKS = 2  # further engines to which the proxy may go if the picked one gives no answer
 _CHUNK_BYTES = 60_000  # of a body that is sent back; Envoy recommends at most 64 KiB
 _RESOLVED_S = 5.0  # time for which the address of a host name is valid
 _STOP_S = 1.0
@@ -74,7 +75,7 @@ class PickedRequest(RelayedRequest):
         """Read status and headers of the response.
 
         ``is_local``: Envoy made the response, not an engine. ``moved``: another engine than the picked one made it,
-        because Envoy could not connect to that.
+        because that one gave no answer.
         """
         self.status = status
         if moved:
@@ -138,10 +139,14 @@ class PickedRequest(RelayedRequest):
 
 
 class Pick:
-    """The engine of a request: what the app passes to ``ExtProcExchange.answer``."""
+    """The engine of a request: what the app passes to ``ExtProcExchange.answer``.
 
-    def __init__(self, request: PickedRequest, endpoint: str, body: bytes | None) -> None:
-        self.request, self.endpoint, self.body = request, endpoint, body
+    ``endpoints`` are those of the engine and of engines to which the proxy may go instead. ``body`` replaces the
+    request's body, unless it is None.
+    """
+
+    def __init__(self, request: PickedRequest, endpoints: list[str], body: bytes | None) -> None:
+        self.request, self.endpoints, self.body = request, endpoints, body
 
     async def aclose(self) -> None:
         """End the request unless it has ended."""
@@ -246,7 +251,7 @@ class ExtProcExchange(Exchange):
 
     async def answer(self, answer: Pick) -> None:
         """Send the request to its engine, and follow the response up to its end."""
-        self.has_started, self._endpoint = True, answer.endpoint
+        self.has_started, self._endpoint = True, answer.endpoints[0]
         for response in self._pick_responses(answer):
             await self._write(response)
         answer.request.client_request.release(text=answer.request.text is None, retained_bytes=0)
@@ -296,7 +301,8 @@ class ExtProcExchange(Exchange):
         common, client_request = part.response, pick.request.client_request
         common.clear_route_cache = True  # the route may depend on the endpoint
         own = [(name.lower().encode(), value.encode()) for name, value in client_request.headers]
-        headers = [(ENDPOINT.encode(), pick.endpoint.encode()), *own]
+        endpoints = ",".join(pick.endpoints)
+        headers = [(ENDPOINT.encode(), endpoints.encode()), *own]
         key = pick.request.worker.engine.api_key
         headers += [(b"authorization", b"Bearer " + key.encode())] if key else []
         if pick.body is not None and not is_duplex:
@@ -308,7 +314,7 @@ class ExtProcExchange(Exchange):
             names -= {b"content-length"}
         dropped = [name.decode() for name, _ in self.received if name not in names and not _is_proxys(name)]
         common.header_mutation.remove_headers.extend(dropped)
-        response.dynamic_metadata.update({ENDPOINT_NAMESPACE: {ENDPOINT: pick.endpoint}})
+        response.dynamic_metadata.update({ENDPOINT_NAMESPACE: {ENDPOINT: endpoints}})
         if not (is_duplex and self._has_body):
             return [response]
         body = b"".join(self._chunks) if pick.body is None else pick.body
@@ -386,14 +392,12 @@ class Picker:
             grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),
             grpc.method_handlers_generic_handler(HEALTH, {"Check": check}),
         ))  # fmt: skip
+        bind_socket(host, port or 0, "ext-proc port").close()  # gRPC would log the system's error
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            if (tls := config.envoy.tls) is None:
-                self.port = server.add_insecure_port(address)
-            else:
-                self.port = server.add_secure_port(address, grpc.ssl_server_credentials([_key_and_certificate(tls)]))
-        except RuntimeError as error:
-            raise InputError(f"the ext_proc port must be free; {host}:{port} is not. Choose another one") from error
+        if (tls := config.envoy.tls) is None:
+            self.port = server.add_insecure_port(address)
+        else:
+            self.port = server.add_secure_port(address, grpc.ssl_server_credentials([_key_and_certificate(tls)]))
         await server.start()
         return self
 
@@ -446,15 +450,26 @@ class Picker:
         request = PickedRequest(self._relay, client_request, ticket, worker)
         try:
             hinted = self._relay.add_hints(ticket.request, worker, client_request.body)
-            endpoint = await self._endpoint(worker)
+            workers = [worker, *self._fallbacks(worker.name, client_request)]
+            endpoints = [await self._endpoint(one) for one in workers]
         except BaseException as error:
             request.end(Outcome.FAILED, str(error))
             raise
-        return Pick(request, endpoint, None if hinted is client_request.body else hinted)
+        return Pick(request, endpoints, None if hinted is client_request.body else hinted)
+
+    def _fallbacks(self, name: str, client_request: ClientRequest) -> list[EngineWorker]:
+        """Return other workers that may run the request, in the order of the fleet from ``name`` on."""
+        usable, names = self._usable(client_request), client_request.client.workers
+        others = [one for one in usable if one.name > name] + [one for one in usable if one.name < name]
+        return [one for one in others if names is None or one.name in names][:MAX_FALLBACKS]
+
+    def _usable(self, client_request: ClientRequest) -> list[EngineWorker]:
+        model = client_request.model
+        up = {one.name for one in self._fleet.states() if one.up and model in one.models}
+        return [worker for worker in self._fleet.workers() if worker.name in up]
 
     async def _workers_in(self, subset: frozenset[str], client_request: ClientRequest) -> frozenset[str]:
-        states = [one for one in self._fleet.states() if one.up and client_request.model in one.models]
-        endpoints = {one.name: await self._endpoint(self._fleet.worker(one.name)) for one in states}
+        endpoints = {one.name: await self._endpoint(one) for one in self._usable(client_request)}
         names = frozenset(name for name, endpoint in endpoints.items() if endpoint in subset)
         if not names:
             message = "No engine of the proxy's subset is up and serves the model."
