@@ -369,7 +369,7 @@ class Envoy:
     # what happens to requests while there is no picker: Envoy answers 503 ("closed"), or sends them to any engine,
     # where no keys and quotas apply ("open")
     failure: str = "closed"
-    picker_timeout_s: float = 5.0  # time for the picker's first answer, after which Envoy takes the picker as failed
+    picker_timeout_s: float = 30.0  # time for each answer of the picker, except for requests that it has queued
 
     def __post_init__(self) -> None:
         require_known("failure", self.failure, FAILURES)

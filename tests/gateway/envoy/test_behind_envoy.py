@@ -212,6 +212,25 @@ def test_order_clients_that_leave_and_a_full_queue(tmp_path):
             assert Counter(row.outcome for row in gateway.rows) == {"client_gone": 2, "finished": 3}
 
 
+def test_a_burst_waits_in_the_picker(tmp_path):
+    """Neither Envoy nor gRPC limits the requests that wait: both would, at about a thousand, by default."""
+    engine, count = EngineServer(SLOW), 1200
+    with in_thread(engine), behind_envoy(tmp_path, config_of(engine)) as (url, gateway):
+
+        async def work(_):
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+                first = asyncio.ensure_future(post(session, url, chat(tokens=8000, stream=True)))
+                await until(lambda: engine.slots_in_use == 1)
+                tasks = [asyncio.ensure_future(post(session, url, chat(tokens=1))) for _ in range(count)]
+                await until(lambda: gateway.gateway.driver.statistics().waiting == count)
+                for task in (first, *tasks[:-10]):
+                    task.cancel()
+                assert [status for status, *_ in await asyncio.gather(*tasks[-10:])] == [200] * 10
+                await until(lambda: not gateway.gateway.driver.num_requests)
+
+        run(work)
+
+
 def test_requests_reach_the_engine_that_the_router_chooses(tmp_path):
     """Each request runs at the engine of its journal row, within the subset that a proxy states."""
     engines = [EngineServer(), EngineServer()]

@@ -45,6 +45,7 @@ MAX_FALLBACKS = 2  # further engines to which the proxy may go if the picked one
 _CHUNK_BYTES = 60_000  # of a body that is sent back; Envoy recommends at most 64 KiB
 _RESOLVED_S = 5.0  # time for which the address of a host name is valid
 _STOP_S = 1.0
+_MAX_PENDING = 1 << 16  # streams that Python has not accepted yet; gRPC cancels streams above 1,000
 _PASSED = frozenset({
     b"host", b"content-length", b"transfer-encoding", b"x-forwarded-for", b"x-forwarded-proto", b"via", b"user-agent",
 })  # fmt: skip
@@ -379,6 +380,7 @@ class Picker:
         config = self._relay.config
         limits, host, port = config.limits, config.listen.host, config.envoy.ext_proc_port
         server = self._server = grpc.aio.server(options=[
+            *((f"grpc.server.max_pending_requests{limit}", _MAX_PENDING) for limit in ("", "_hard_limit")),
             ("grpc.so_reuseport", 0),  # a second picker at the port would get a part of the requests
             ("grpc.max_receive_message_length", limits.body_bytes + limits.header_bytes + (1 << 16)),
         ])  # fmt: skip
@@ -450,8 +452,8 @@ class Picker:
         request = PickedRequest(self._relay, client_request, ticket, worker)
         try:
             hinted = self._relay.add_hints(ticket.request, worker, client_request.body)
-            workers = [worker, *self._fallbacks(worker.name, client_request)]
-            endpoints = [await self._endpoint(one) for one in workers]
+            fallbacks = self._fallbacks(worker.name, client_request)
+            endpoints = [await self._endpoint(one) for one in (worker, *fallbacks)]
         except BaseException as error:
             request.end(Outcome.FAILED, str(error))
             raise
