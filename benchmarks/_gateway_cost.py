@@ -28,6 +28,7 @@ import numpy as np
 from _harness import ROOT, cpu_seconds, group_use, machine, posted, python_loop, summary
 
 from lengthwise.backend.process import free_port
+from lengthwise.gateway.config import Admission, Dispatch, Engine, Envoy, GatewayConfig, Listen, Order
 
 ALL_CORES = sorted(os.sched_getaffinity(0))
 MEASURED_CORE, OTHER_CORE = {ALL_CORES[0]}, {ALL_CORES[-1]}
@@ -42,15 +43,21 @@ LEAN_ENGINE = ROOT / "tests" / "testing" / "lean_engine.py"
 KEY = "sk-bench-0123456789"
 GATEWAY = """
 import json, sys
-from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order
+from lengthwise.gateway.config import Engine, Envoy, GatewayConfig, Key, Listen, Order
 from lengthwise.gateway.serve import serve
-engines, sha256, port, admin_port = json.loads(sys.argv[1])
-serve(GatewayConfig(
-    engines=tuple(Engine(url) for url in engines),
-    order=Order(mode="isrtf"),
-    keys=(Key("bench", sha256, rate_rps=float("inf")),),
-    listen=Listen(port=port, admin_port=admin_port),
-))
+engines, sha256, port, admin_port, *envoy = json.loads(sys.argv[1])
+config = GatewayConfig(
+    engines=tuple(Engine(url) for url in engines), order=Order(mode="isrtf"), envoy=Envoy(*envoy),
+    keys=(Key("bench", sha256, rate_rps=float("inf")),), listen=Listen(port=port, admin_port=admin_port),
+)
+if envoy:
+    from lengthwise.gateway.envoy import bootstrap
+    print(json.dumps(bootstrap(config)), file=open("envoy.json", "w"), flush=True)
+serve(config)
+"""
+ENVOY = """
+taskset -c "$1" "${@:2}" & until [ -s envoy.json ]; do sleep 0.1; done
+exec taskset -c "$0" ENVOY -c envoy.json --concurrency 1 --log-level error
 """
 LITELLM = """
 model_list:
@@ -121,7 +128,7 @@ def printed_json(command: Sequence[str], cores: set[int]) -> Iterator[tuple[int,
 def started(name: str, backends: list[str], within_s: float = 90.0) -> Iterator[Process]:
     """Run the gateway or a peer in front of backends once it answers a chat; raise LookupError if not installed."""
     port, until = free_port(), time.monotonic() + within_s
-    key, url = KEY if name in ("gateway", "peer.litellm") else "", f"http://127.0.0.1:{port}"
+    key, url = KEY if name in ("gateway", "gateway.envoy", "peer.litellm") else "", f"http://127.0.0.1:{port}"
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(f"{url}/v1/chat/completions", chat(), headers)
     with running(_command(name, backends, port, free_port()), MEASURED_CORE) as (process, log):
@@ -137,9 +144,13 @@ def started(name: str, backends: list[str], within_s: float = 90.0) -> Iterator[
 
 
 def _command(name: str, backends: list[str], port: int, admin_port: int) -> list[str]:
+    gateway, sha256 = [sys.executable, "-c", GATEWAY], hashlib.sha256(KEY.encode()).hexdigest()
     if name == "gateway":  # with queue, default prediction and keys
-        sha256 = hashlib.sha256(KEY.encode()).hexdigest()
-        return [sys.executable, "-c", GATEWAY, json.dumps([backends, sha256, port, admin_port])]
+        return [*gateway, json.dumps([backends, sha256, port, admin_port])]
+    if name == "gateway.envoy":  # the picker alone on the measured core
+        envoy, cores = [free_port(), "127.0.0.1", None, "127.0.0.1", port], [OTHER_CORE, MEASURED_CORE]
+        gateway.append(json.dumps([backends, sha256, free_port(), admin_port, *envoy]))
+        return ["bash", "-c", ENVOY.replace("ENVOY", _program("envoy")), *(str(min(one)) for one in cores), *gateway]
     where = ["--host", "127.0.0.1", "--port", str(port)]
     if name == "peer.litellm":  # one worker, default options, no database; it does not start without a key
         write = f'printf %s "$0" > config.yaml && LITELLM_MASTER_KEY={KEY} exec "$@"'
@@ -259,7 +270,7 @@ def overhead(_: Path, quick: bool, name: str) -> dict[str, Any]:
     except LookupError as error:
         return {f"{name}.skipped": {"skipped": str(error)}}
     except (RuntimeError, TimeoutError, AssertionError) as error:
-        if name == "gateway":
+        if name.startswith("gateway"):
             raise
         return {f"{name}.skipped": {"skipped": f"the program does not work: {error!r}"}}
     rows |= {pace: summary([*before[pace], *after[pace]]) | {"unit": "us"} for pace in before}
@@ -336,10 +347,43 @@ def _memory_growth(process: Process, count: int) -> dict[str, Any]:
     return {"value": rss_after_mib(count) - first_mib, "unit": "MiB", "requests": count}
 
 
+# The endpoint picker
+def picker(_: Path, quick: bool) -> dict[str, Any]:
+    """Return CPU microseconds from the messages of a request to its engine and its end, without gRPC's transport."""
+    from lengthwise.gateway.envoy.picker import messages, serialized
+    from lengthwise.gateway.serve import Gateway
+
+    count, left, last = 100 if quick else 1000, list[bytes](), list[bytes]()
+    head, content = messages.ProcessingRequest(), messages.ProcessingRequest()
+    for name, value in {":method": "POST", ":path": "/v1/chat/completions", "x-forwarded-for": "10.0.0.1"}.items():
+        head.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    content.request_body.body, content.request_body.end_of_stream = chat(), True
+
+    class Stream:
+        async def read(self) -> Any:
+            return messages.ProcessingRequest.FromString(left.pop()) if left else None
+
+        async def write(self, answer: Any) -> None:
+            last[:] = [serialized(answer)]
+
+    async def run(url: str) -> list[float]:
+        config = GatewayConfig((Engine(url),), envoy=Envoy(0), listen=Listen(port=0, admin_port=0))
+        async with Gateway(config) as gateway:
+            times_s = [time.thread_time()]
+            for number in range((BLOCKS + 1) * count):
+                left.extend((content.SerializeToString(), head.SerializeToString()))
+                await gateway.picker.process(Stream())
+                times_s += [time.thread_time()] if number % count == count - 1 else []
+        assert urlsplit(url).netloc.encode() in last[0]
+        return (np.diff(times_s[1:]) / count * 1e6).tolist()
+
+    with on_cores(MEASURED_CORE), printed_json([str(LEAN_ENGINE)], OTHER_CORE) as (_, printed):
+        return {"gateway.picker_decision_us": summary(asyncio.run(run(printed["url"]))) | {"machine": machine()}}
+
+
 # Reordering
 def rerank(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU milliseconds to reorder 10,000 waiting requests."""
-    from lengthwise.gateway.config import Admission, Dispatch, Order
     from lengthwise.gateway.core import Scheduler
     from lengthwise.gateway.request import LengthPrediction, Request
     from lengthwise.gateway.scheduling import WorkerState

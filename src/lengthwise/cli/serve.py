@@ -29,6 +29,7 @@ Examples:
   lengthwise serve --engine http://localhost:8000 --port 8080 --mode observe --journal day.jsonl
   lengthwise serve --report day.jsonl
   lengthwise serve --report day.jsonl --router all
+  lengthwise serve --engine http://localhost:8000 --ext-proc-port 9002 --envoy-config envoy.yaml
   lengthwise serve examples/gateway.toml --set order.max_wait_s=30 --check
   lengthwise serve --demo
 """
@@ -60,6 +61,13 @@ def run(
     port: Annotated[int | None, Option(min=0, max=65535, help="Port of clients; default: 8000.")] = None,
     admin_port: Annotated[
         str | None, Option(metavar="PORT", help="Port of metrics and admin page, default 8001; none: no such port.")
+    ] = None,
+    ext_proc_port: Annotated[
+        int | None,
+        Option(min=0, max=65535, help="Port of the endpoint picker for Envoy (gRPC, ext_proc); default: no picker."),
+    ] = None,
+    envoy_config: Annotated[
+        Path | None, Option(metavar="FILE", help="Write Envoy's configuration for picker and engines, and exit.")
     ] = None,
     set_: Annotated[list[str] | None, options.setting("order.max_wait_s=30")] = None,
     journal: Annotated[Path | None, Option(metavar="FILE", help="Write a line per request; no prompts.")] = None,
@@ -111,7 +119,7 @@ def run(
     if router and report is None:
         text = "goes with --report; the router of a gateway is dispatch.router: --set dispatch.router=NAME"
         raise typer.BadParameter(text, param_hint="--router")
-    if report is None and not check:
+    if report is None and not check and envoy_config is None:
         _defer_signals(context)
     from lengthwise import config
 
@@ -120,6 +128,7 @@ def run(
         "listen.host": ("--host", None if host is None else json_module.dumps(host)),
         "listen.port": ("--port", port),
         "listen.admin_port": ("--admin-port", admin_port),
+        "envoy.ext_proc_port": ("--ext-proc-port", ext_proc_port),
         "listen.journal": ("--journal", None if journal is None else json_module.dumps(str(journal.absolute()))),
     }
     given = {setting: (option, value) for setting, (option, value) in settings.items() if value is not None}
@@ -133,6 +142,9 @@ def run(
     if check:
         _check(gateway)
         return
+    if envoy_config is not None:
+        _write_envoy_config(gateway, envoy_config, quiet=quiet)
+        return
     from lengthwise.cli.log import logging_to_stderr
     from lengthwise.gateway.serve import serve
 
@@ -145,6 +157,7 @@ _COMPATIBLE: dict[str, tuple[str, ...]] = {  # options that each of these option
     "hash_key": (),
     "demo": ("engine_python", "port", "admin_port"),
     "report": ("config_file", "set_", "router", "json", "quiet"),
+    "envoy_config": ("config_file", "engine", "set_", "ext_proc_port", "host", "quiet"),
 }
 
 
@@ -220,6 +233,16 @@ def _report(
         outputs.write_text(json, json_text(kind, values), quiet=quiet)
 
 
+def _write_envoy_config(settings: GatewaySettings, path: Path, *, quiet: bool) -> None:
+    import yaml
+
+    from lengthwise.gateway.envoy import bootstrap
+
+    outputs.require_writable([path])
+    text = yaml.safe_dump(bootstrap(settings.config), sort_keys=False, width=120)
+    outputs.write_text(path, text, quiet=quiet)
+
+
 def _check(settings: GatewaySettings) -> None:
     import asyncio
 
@@ -247,6 +270,7 @@ def _announcer(*, quiet: bool, as_log: bool) -> Callable[[Gateway], Awaitable[No
             fields = {
                 "port": gateway.port,
                 "admin_port": gateway.admin_port,
+                "ext_proc_port": None if gateway.picker is None else gateway.picker.port,
                 "mode": config.order.mode,
                 "predictor": config.prediction.predictor,
                 "engines": {worker.name: worker.kind for worker in workers},
@@ -277,6 +301,8 @@ def _banner(gateway: Gateway) -> str:
     if gateway.admin_port is not None:
         admin = f"http://{_client_host(config.listen.admin_host)}:{gateway.admin_port}"
         lines.append(f"admin    {admin}/  metrics at {admin}/metrics")
+    if gateway.picker is not None:
+        lines.append(f"picker   {_client_host(config.listen.host)}:{gateway.picker.port}  (Envoy's ext_proc, gRPC)")
     lines.append("")
     for worker in workers:
         models = ", ".join(worker.capabilities.models) or "unknown model"

@@ -40,6 +40,7 @@ _DEFAULTS = gateway_config.GatewayConfig(engines=(gateway_config.Engine("http://
 _LISTEN, _ORDER, _ADMISSION, _DISPATCH = _DEFAULTS.listen, _DEFAULTS.order, _DEFAULTS.admission, _DEFAULTS.dispatch
 _PREDICTION, _LIMITS, _RESILIENCE = _DEFAULTS.prediction, _DEFAULTS.limits, _DEFAULTS.resilience
 _DISCOVERY, _ENGINE, _KEY = _DEFAULTS.discovery, _DEFAULTS.engines[0], gateway_config.Key("any", "")
+_ENVOY = _DEFAULTS.envoy
 
 
 def _not_split(mode: Any) -> Any:
@@ -219,6 +220,18 @@ class ResilienceSection(Section):
     leave_s: Wait = _RESILIENCE.leave_s
 
 
+class EnvoySection(Section):
+    """The endpoint picker for Envoy, and the configuration that `lengthwise serve --envoy-config` writes."""
+
+    ext_proc_port: Port | None = None
+    picker_host: Text = _ENVOY.picker_host
+    tls: TlsSection | None = None
+    host: Text = _ENVOY.host
+    port: Port = _ENVOY.port
+    failure: Literal["closed", "open"] = "closed"
+    picker_timeout_s: _Above = _ENVOY.picker_timeout_s
+
+
 class GatewayFile(Section):
     """The complete file of a gateway."""
 
@@ -232,6 +245,7 @@ class GatewayFile(Section):
     keys: list[KeySection] = Field(default_factory=list)
     limits: LimitsSection = LimitsSection()
     resilience: ResilienceSection = ResilienceSection()
+    envoy: EnvoySection = EnvoySection()
 
 
 @dataclass(frozen=True)
@@ -367,6 +381,7 @@ class _Builder:
             "keys": self._keys(file.keys),
             "listen": self._listen(file.listen),
             "dispatch": self._dispatch(file.dispatch),
+            "envoy": self._envoy(file.envoy),
         }
         defaults: dict[str, Any] = {"admission": _ADMISSION, "limits": _LIMITS, "resilience": _RESILIENCE}
         for name, default in defaults.items():
@@ -442,10 +457,18 @@ class _Builder:
             gateway_config.router_policy(dispatch)
         return dispatch
 
-    def _listen(self, section: ListenSection) -> gateway_config.Listen:
-        tls = self._tls(section.tls, "listen")
+    def _server_tls(self, section: TlsSection | None, path: str) -> gateway_config.Tls | None:
+        tls = self._tls(section, path)
         if tls is not None and tls.cert is None:
-            self.problems.add("a server needs cert and key", "listen", "tls")
+            self.problems.add("a server needs cert and key", path, "tls")
+        return tls
+
+    def _envoy(self, section: EnvoySection) -> gateway_config.Envoy:
+        tls = self._server_tls(section.tls, "envoy")
+        return gateway_config.Envoy(**section.model_dump(exclude={"tls"}), tls=tls)
+
+    def _listen(self, section: ListenSection) -> gateway_config.Listen:
+        tls = self._server_tls(section.tls, "listen")
         if section.admin_port == section.port and section.port and section.admin_host == section.host:
             self.problems.add("must differ from port", "listen", "admin_port")
         journal = None if section.journal is None else self.folder / Path(section.journal).expanduser()

@@ -354,6 +354,27 @@ class Listen:
     trace: str | None = None  # address of an OpenTelemetry collector
 
 
+FAILURES = ("closed", "open")
+
+
+@dataclass(frozen=True)
+class Envoy:
+    """The endpoint picker, and the settings of Envoy that ``lengthwise serve --envoy-config`` writes."""
+
+    ext_proc_port: int | None = None  # port of the endpoint picker (gRPC) at ``listen.host``; None: no picker
+    picker_host: str = "127.0.0.1"  # address of the picker, as Envoy reaches it
+    tls: Tls | None = None  # certificate of the picker, and the authority by which Envoy verifies it
+    host: str = "127.0.0.1"  # address at which Envoy listens for clients
+    port: int = 10_000  # port at which Envoy listens for clients
+    # what happens to requests while there is no picker: Envoy answers 503 ("closed"), or sends them to any engine,
+    # where no keys and quotas apply ("open")
+    failure: str = "closed"
+    picker_timeout_s: float = 30.0  # time for each answer of the picker, except for requests that it has queued
+
+    def __post_init__(self) -> None:
+        require_known("failure", self.failure, FAILURES)
+
+
 @dataclass(frozen=True)
 class GatewayConfig:
     """The complete configuration. Without keys, every client may send requests, as the tenant "anonymous"."""
@@ -368,6 +389,7 @@ class GatewayConfig:
     limits: Limits = Limits()
     resilience: ResilienceConfig = ResilienceConfig()
     listen: Listen = Listen()
+    envoy: Envoy = Envoy()
 
     def __post_init__(self) -> None:
         if not (self.engines or self.discovery.dns or self.discovery.endpoint_slices):
@@ -388,6 +410,7 @@ def check_ports(config: GatewayConfig) -> None:
     listen = config.listen
     engines = [urlsplit(engine.url) for engine in config.engines]
     ports = [("port", listen.host, listen.port), ("admin port", listen.admin_host, listen.admin_port or 0)]
+    ports.append(("ext-proc port", listen.host, config.envoy.ext_proc_port or 0))
     for (engine, address), (name, host, port) in product(zip(config.engines, engines, strict=True), ports):
         engine_host, engine_port = address.hostname or "", address.port or (443 if address.scheme == "https" else 80)
         is_same = engine_host == host or (engine_host in _LOCAL_HOSTS and host in _LOCAL_HOSTS)

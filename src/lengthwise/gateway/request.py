@@ -90,6 +90,7 @@ class Client:
     session: str = ""  # name of the session; its requests prefer one worker; "" none
     address: str = ""  # network address (of IPv6 the /64); "" unknown
     deadline_s: float = float("inf")  # time on the gateway's clock until which the client waits for its first byte
+    workers: frozenset[str] | None = None  # names of the workers that may run its request; None: all
 
 
 ANONYMOUS = Client()

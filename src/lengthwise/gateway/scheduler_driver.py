@@ -116,6 +116,12 @@ class Ticket:
         self._driver.listeners.requeued(self.request, "retried", now_s)
         return await self.wait()
 
+    def report_queue_full(self, retry_after_s: float) -> None:
+        """Let the worker back off, because it reported a full queue. Call ``end`` next: the request cannot wait."""
+        if not self.has_ended:
+            scheduler, now_s = self._driver.scheduler, self._driver.clock()
+            scheduler.on_queue_full(now_s, self.current_worker, self.request.id, retry_after_s)
+
     def end(self, outcome: Outcome, detail: str = "") -> None:
         """End the request in any state. Later calls have no effect."""
         if not self.has_ended:

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     import uvicorn
 
     from lengthwise.gateway.admin import AdminApp
+    from lengthwise.gateway.envoy import Picker
     from lengthwise.gateway.replanning import PlanTracker
 
 _log = logging.getLogger("lengthwise.gateway")
 _POLL_INTERVAL_S = 0.01
 _FIRST_CHECK_S = 2.0  # time for engines to report their properties at the start; slower ones are added later
-_FIXED_SECTIONS = ("listen", "prediction")
+_FIXED_SECTIONS = ("listen", "prediction", "envoy")
 _SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
 
@@ -68,6 +69,7 @@ class Gateway:
         self._make_predictor, self._make_fleet, self._make_replanner = make_predictor, make_fleet, make_replanner
         self.port, self.started, self._stopped = 0, False, False
         self.admin_port: int | None = None
+        self.picker: Picker | None = None
         self.tracker: PlanTracker | None = None
         self._configuring, self._stack = asyncio.Lock(), contextlib.AsyncExitStack()
         self._admin: AdminApp | None = None
@@ -191,6 +193,11 @@ class Gateway:
             app = self._admin = AdminApp(config, driver, self.fleet, self.length_predictor, self.telemetry, clock=clock)
             await stack.enter_async_context(app)
             _, self.admin_port = await self._serve(app, admin_listener)
+        if config.envoy.ext_proc_port is not None:
+            from lengthwise.gateway.envoy import Picker
+
+            picker = Picker(self.app, self.relay, driver, self.fleet, self.telemetry)
+            self.picker = await stack.enter_async_context(picker)
         # The clients' port opens last, so that /ready answers only when everything else is up. Until ``started`` it
         # fails, as a signal still stops the gateway at once.
         self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)

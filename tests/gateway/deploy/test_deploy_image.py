@@ -53,7 +53,8 @@ def test_all_that_is_installed_has_a_hash():
     uv = Path(sys.executable).parent / "uv"
     if not uv.exists():
         pytest.skip("uv is not here (make setup puts it into .venv)")
-    options = ["--quiet", "--frozen", "--no-dev", "--no-emit-project", "--extra", "gateway", "--extra", "tracing"]
+    options = ["--quiet", "--frozen", "--no-dev", "--no-emit-project", "--extra", "gateway", "--extra", "envoy"]
+    options += ["--extra", "tracing"]
     done = subprocess.run([uv, "export", *options], cwd=ROOT, check=True, capture_output=True, text=True)
     assert_hashed(done.stdout)
     assert re.search(r"^uvicorn==", done.stdout, re.MULTILINE)

@@ -495,7 +495,12 @@ def mean_tokens_per_s(workers: Iterable[Worker]) -> float:
 
 
 def without_avoided(entry: Entry, serving: list[Worker]) -> list[Worker]:
-    """Return the workers that the request does not avoid, or all if it is overdue or avoids all of them."""
+    """Return the workers that may run the request and that it does not avoid.
+
+    If it is overdue, or avoids all workers that may run it, return all of these.
+    """
+    if (names := entry.request.client.workers) is not None:
+        serving = [worker for worker in serving if worker.name in names]
     avoid = entry.request.dispatch.avoid
     if entry.overdue or not avoid:
         return serving

@@ -1,4 +1,5 @@
 from .app import App as App
+from .asgi import Exchange as Exchange
 from .auth import Tenants as Tenants
 from .errors import Fault as Fault
 from .http_server import check_certificate as check_certificate

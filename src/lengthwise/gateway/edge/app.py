@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -21,9 +21,6 @@ from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unk
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.request import UNAUTHENTICATED, ClientRequest, InvalidBodyError, PrefixHasher, Refusal
-
-if TYPE_CHECKING:
-    from lengthwise.gateway.relay import Answer
 
 _MODELS = b"/v1/models/"
 
@@ -67,6 +64,7 @@ def route(scope: dict[str, Any]) -> Route:
 
 _JSON = [(b"content-type", b"application/json")]
 _log = logging.getLogger("lengthwise.gateway.edge")
+Handler = Callable[[ClientRequest], Awaitable[Any]]
 _LONG_BYTES = 1 << 18  # longer bodies are parsed one at a time in a thread: msgspec holds the GIL for some ms per MiB
 
 
@@ -74,15 +72,16 @@ class App:
     """An endpoint with OpenAI's and Anthropic's routes as an ASGI 3 application.
 
     ``handler`` serves a request for an engine. It is cancelled if the client disconnects, and may raise Fault or an
-    error with a ``refusal``. ``models`` returns all models, including those of unavailable engines, ``entries`` the
-    fields of each model in the engines' /v1/models, and ``ready`` whether an engine is available. While ``draining`` is
-    True, new such requests get 503. ``in_flight`` counts them, also those whose bodies still arrive.
+    error with a ``refusal``. Its result goes to ``Exchange.answer`` and is closed. ``models`` returns all models,
+    including those of unavailable engines, ``entries`` the fields of each model in the engines' /v1/models, and
+    ``ready`` whether an engine is available. While ``draining`` is True, new such requests get 503. ``in_flight``
+    counts them, also those whose bodies still arrive.
     """
 
     def __init__(
         self,
         config: GatewayConfig,
-        handler: Callable[[ClientRequest], Awaitable[Answer]],
+        handler: Handler,
         *,
         models: Callable[[], Sequence[str]],
         entries: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
@@ -119,7 +118,7 @@ class App:
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """Serve an ASGI connection."""
         if scope["type"] == "http":
-            await self._http(scope, receive, send)
+            await self.serve(scope, asgi.AsgiExchange(scope, receive, send))
         elif scope["type"] == "lifespan":
             message: asgi.Message = {}
             while message.get("type") != "lifespan.shutdown":
@@ -128,10 +127,10 @@ class App:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
 
-    async def _http(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        exchange = asgi.AsgiExchange(scope, receive, send)
+    async def serve(self, scope: asgi.Scope, exchange: asgi.Exchange, handler: Handler | None = None) -> None:
+        """Serve a request, with another ``handler`` of completion requests if it is given."""
         try:
-            await self._serve(scope, exchange)
+            await self._serve(scope, exchange, handler or self._handler)
         except asgi.ClientGoneError:
             pass
         except asyncio.CancelledError:
@@ -144,7 +143,7 @@ class App:
         finally:
             exchange.close()
 
-    async def _serve(self, scope: asgi.Scope, exchange: asgi.AsgiExchange) -> None:
+    async def _serve(self, scope: asgi.Scope, exchange: asgi.Exchange, handler: Handler) -> None:
         try:
             headers: Headers = {}
             try:
@@ -164,7 +163,8 @@ class App:
             caller = self.keys.caller(authorization, address)
             exchange.tenant = caller.tenant
             if target.api:
-                await self._forward(exchange, target.api, caller, network(address), headers, request_id)
+                arguments = (target.api, caller, network(address), headers, request_id)
+                await self._forward(exchange, handler, *arguments)
             else:
                 await self._send_models(exchange, target, caller)
         except (Fault, InvalidBodyError) as error:
@@ -186,13 +186,20 @@ class App:
                 message = "The gateway failed to serve this request."
                 await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
 
-    async def _refuse(self, exchange: asgi.AsgiExchange, fault: Fault) -> None:
+    async def _refuse(self, exchange: asgi.Exchange, fault: Fault) -> None:
         if not exchange.scheduler_reports_refusals:
             self.refused(fault, exchange.tenant)
         await exchange.send_fault(fault)
 
     async def _forward(
-        self, exchange: asgi.AsgiExchange, api: str, caller: Caller, address: str, headers: Headers, request_id: str
+        self,
+        exchange: asgi.Exchange,
+        handler: Handler,
+        api: str,
+        caller: Caller,
+        address: str,
+        headers: Headers,
+        request_id: str,
     ) -> None:
         if self.draining:
             raise draining()
@@ -218,7 +225,7 @@ class App:
                     raise unknown_model(request.model)
                 request.charge = charge if caller.quotas else None
                 exchange.scheduler_reports_refusals = True
-                answer = await self._handler(request)
+                answer = await handler(request)
                 reservation.shrink_to(request.memory_bytes)
                 try:
                     await exchange.answer(answer)
@@ -233,7 +240,7 @@ class App:
             raise Fault(503, "not_ready", message, code="not_ready", retry_after_s=1.0)
         return target.body or self.document
 
-    async def _send_models(self, exchange: asgi.AsgiExchange, target: Route, caller: Caller) -> None:
+    async def _send_models(self, exchange: asgi.Exchange, target: Route, caller: Caller) -> None:
         entry, entries = {"object": "model", "created": 0, "owned_by": "lengthwise"}, self._entries()
         names = [name for name in self._models() if caller.can_access(name)]
         models = {name: {"id": name, **entry, **entries.get(name, {})} for name in names}

@@ -83,20 +83,14 @@ class ClientGoneError(Exception):
     """The client has disconnected."""
 
 
-class AsgiExchange:
-    """Reads a request and writes its response in one task, which is cancelled on a disconnect after ``monitor``."""
+class Exchange:
+    """A request and its response, as the app uses them. ``answer`` takes what the app's handler returns."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._receive, self._send = receive, send
-        self._connection: HttpProtocol | None = (scope.get("extensions") or {}).get(CONNECTION)
-        self._is_framed = scope.get("http_version") != "1.0"
-        self._task = asyncio.current_task()
-        self._monitor: asyncio.Future[Message] | None = None
-        self._finished = self.has_started = self.is_client_gone = False
+    def __init__(self) -> None:
+        self.has_started = self.is_client_gone = False
         self.tenant = UNAUTHENTICATED
         self.is_anthropic = False  # whether errors have Anthropic's form
         self.scheduler_reports_refusals = False  # whether the scheduler, not the app, reports a refusal to listeners
-        self._sent = 0
         self.headers: list[tuple[bytes, bytes]] = []  # added to every response
 
     async def body(self, limit: int, content_length: bytes | None, reservation: BodyReservation) -> bytes:
@@ -107,10 +101,7 @@ class AsgiExchange:
             reservation.require(int(content_length[:20]))
         chunks, size, more = [], 0, True
         while more:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise ClientGoneError
-            chunk, more = message.get("body", b""), message.get("more_body", False)
+            chunk, more = await self._next_chunk()
             chunks.append(chunk)
             size += len(chunk)
             if size > limit:
@@ -118,8 +109,52 @@ class AsgiExchange:
             reservation.take(len(chunk))
         return b"".join(chunks)
 
+    async def _next_chunk(self) -> tuple[bytes, bool]:
+        """Return the next bytes of the body, and whether more follow. Raises ClientGoneError."""
+        raise NotImplementedError
+
     def monitor(self) -> None:
         """From now on, cancel the task when the client disconnects. Call this after ``body``."""
+
+    async def answer(self, answer: Any) -> None:
+        """Send the response."""
+        raise NotImplementedError
+
+    async def send(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send a complete response."""
+        raise NotImplementedError
+
+    async def send_fault(self, fault: Fault) -> None:
+        """Send an error as a complete response, without reading the rest of the body."""
+        await self.send(fault.status, fault.all_headers(), fault.encode(is_anthropic=self.is_anthropic))
+
+    async def abort(self) -> None:
+        """Abort the connection, so that an incomplete response does not look complete."""
+
+    def close(self) -> None:
+        """Stop watching for a disconnect."""
+
+
+class AsgiExchange(Exchange):
+    """Reads a request and writes its response in one task, which is cancelled on a disconnect after ``monitor``."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__()
+        self._receive, self._send = receive, send
+        self._connection: HttpProtocol | None = (scope.get("extensions") or {}).get(CONNECTION)
+        self._is_framed = scope.get("http_version") != "1.0"
+        self._task = asyncio.current_task()
+        self._monitor: asyncio.Future[Message] | None = None
+        self._finished = False
+        self._sent = 0
+
+    async def _next_chunk(self) -> tuple[bytes, bool]:
+        message = await self._receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        return message.get("body", b""), message.get("more_body", False)
+
+    def monitor(self) -> None:  # noqa: D102 - as Exchange
         if self._connection is not None:
             self._connection.on_disconnect = self._cancel
             self._connection.resume_reading()
@@ -150,24 +185,17 @@ class AsgiExchange:
         if left:
             await self._finish(b"")
 
-    async def send(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
-        """Send a complete response."""
+    async def send(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:  # noqa: D102
         await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self._finish(body)
 
-    async def send_fault(self, fault: Fault) -> None:
-        """Send an error as a complete response, without reading the rest of the body."""
-        await self.send(fault.status, fault.all_headers(), fault.encode(is_anthropic=self.is_anthropic))
-
-    async def abort(self) -> None:
-        """Abort the connection, so that an incomplete response does not look complete."""
+    async def abort(self) -> None:  # noqa: D102
         self._finished = True
         if self._connection is not None:
             self._connection.abort()
             await asyncio.sleep(0)
 
-    def close(self) -> None:
-        """Stop watching for a disconnect."""
+    def close(self) -> None:  # noqa: D102
         self._finished = True
         if self._monitor is not None:
             self._monitor.cancel()

