@@ -81,6 +81,7 @@ GATEWAY_TABLES = {
     "dispatch.phases": (gateway_sections.PhasesSection, (gateway_config.Phases,)),
     "prediction": (gateway_sections.PredictionSection, (gateway_config.PredictionConfig,)),
     "[keys]": (gateway_sections.KeySection, (gateway_config.Key,)),
+    "tenants": (gateway_sections.TenantsSection, (gateway_config.TenantsConfig,)),
     "limits": (gateway_sections.LimitsSection, (gateway_config.Limits,)),
     "resilience": (gateway_sections.ResilienceSection, (gateway_config.ResilienceConfig,)),
 }
@@ -131,6 +132,8 @@ GATEWAY_MEANINGS = {
     "api_key_env": "Environment variable with the key that the gateway sends to the engine.",
     "api_key_file": "File with that key.",
     "sha256_env": "Environment variable with the digest.",
+    "store_env": "Environment variable with the store, such as a URL with a password.",
+    "admin_sha256_env": "Environment variable with that digest.",
     "key_file": "File with lines `tenant:sha256`, instead of `tenant` and `sha256`.",
     "body_bytes": "Maximum body size.",
     "depth": "Maximum nesting of the JSON.",

@@ -187,6 +187,18 @@ class KeySection(Section):
     output_cost_per_token: Rate = _KEY.output_cost_per_token
 
 
+class TenantsSection(Section):
+    """The store of tenants, keys and usage. The file names the variable of a database's URL, never its password."""
+
+    store: Text | None = None
+    store_env: Text | None = None
+    admin_sha256: Text | None = None
+    admin_sha256_env: Text | None = None
+    progress: Text | None = None
+    reserve: Literal["predicted", "max_tokens"] = "predicted"
+    refresh_s: _Above = _DEFAULTS.tenants.refresh_s
+
+
 class LimitsSection(Section):
     """Limits on what clients may send."""
 
@@ -230,6 +242,7 @@ class GatewayFile(Section):
     dispatch: DispatchSection = DispatchSection()
     prediction: PredictionSection = PredictionSection()
     keys: list[KeySection] = Field(default_factory=list)
+    tenants: TenantsSection = TenantsSection()
     limits: LimitsSection = LimitsSection()
     resilience: ResilienceSection = ResilienceSection()
 
@@ -365,6 +378,7 @@ class _Builder:
             "order": self._order(file.order),
             "prediction": self._prediction(file.prediction),
             "keys": self._keys(file.keys),
+            "tenants": self._tenants(file.tenants),
             "listen": self._listen(file.listen),
             "dispatch": self._dispatch(file.dispatch),
         }
@@ -470,6 +484,30 @@ class _Builder:
             settings["predictor"] = self._file(section.predictor, "prediction", "predictor")
         return gateway_config.PredictionConfig(**settings)
 
+    def _tenants(self, section: TenantsSection) -> gateway_config.TenantsConfig:
+        given: dict[str, str] = {}
+        with self.problems.at("tenants"):
+            for name in ("store", "admin_sha256"):
+                value, variable = getattr(section, name), getattr(section, f"{name}_env")
+                if value is not None and variable is not None:
+                    raise WrongKeyError(f"{name}_env", f"means the same as {name}; keep one of them")
+                if value is not None or variable is not None:
+                    given[name] = value or _variable(
+                        f"{name}_env", variable, "digest" if name == "admin_sha256" else "URL"
+                    )
+            if section.store is not None and urlsplit(section.store).password is not None:
+                raise WrongKeyError("store", "must have no password; name a variable with the URL: store_env")
+            if "admin_sha256" in given and not _DIGEST.fullmatch(given["admin_sha256"]):
+                raise WrongKeyError("admin_sha256", _A_DIGEST)
+            if "store" in given and "://" not in given["store"]:
+                given["store"] = str(resolved(given["store"], self.folder))
+            if section.progress is not None:
+                given["progress"] = str(resolved(section.progress, self.folder))
+                if not Path(given["progress"]).is_dir():
+                    raise WrongKeyError("progress", f"must be an existing folder; it is {given['progress']}")
+            return gateway_config.TenantsConfig(**given, reserve=section.reserve, refresh_s=section.refresh_s)
+        return gateway_config.TenantsConfig()
+
     def _keys(self, sections: Sequence[KeySection]) -> tuple[Key, ...]:
         by_digest: dict[str, Key] = {}
         for at, section in enumerate(sections):
@@ -534,10 +572,10 @@ def _digests_of_file(text: str, name: str) -> list[tuple[str, str]]:
     return found
 
 
-def _variable(name: str, variable: str) -> str:
+def _variable(name: str, variable: str, what: str = "key") -> str:
     value = os.environ.get(variable, "").strip()
     if not value:
-        raise WrongKeyError(name, f"the environment variable {variable} must hold the key; it is not set")
+        raise WrongKeyError(name, f"the environment variable {variable} must hold the {what}; it is not set")
     return value
 
 

@@ -294,6 +294,31 @@ class Key:
             raise InputError("cost_per_day must be above 0, with input_cost_per_token or output_cost_per_token above 0")
 
 
+RESERVATIONS = ("predicted", "max_tokens")
+
+
+@dataclass(frozen=True)
+class TenantsConfig:
+    """The store of tenants, keys and usage, and the API that changes them."""
+
+    store: str | None = None  # an SQLite file, or the URL of a PostgreSQL database; None: no store and no API
+    admin_sha256: str | None = None  # hex digest of the key of the API
+    progress: str | None = None  # folder of the file of tokens in flight; None: the folder of the SQLite file
+    reserve: str = "predicted"  # output for which a request reserves quota: "predicted", or all of "max_tokens"
+    refresh_s: float = 2.0  # interval at which the keys that other gateways changed are read
+
+    def __post_init__(self) -> None:
+        require_known("reserve", self.reserve, RESERVATIONS)
+        if self.store is None:
+            return
+        if self.admin_sha256 is None:
+            raise InputError("tenants.store must have admin_sha256, the digest of the key that the API takes")
+        if "://" in self.store and self.progress is None:
+            raise InputError(
+                "a store in PostgreSQL must have tenants.progress, a folder that a restart does not delete"
+            )
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits on the requests of clients: sizes, numbers and times."""
@@ -365,6 +390,7 @@ class GatewayConfig:
     dispatch: Dispatch = Dispatch()
     prediction: PredictionConfig = PredictionConfig()
     keys: tuple[Key, ...] = ()
+    tenants: TenantsConfig = TenantsConfig()
     limits: Limits = Limits()
     resilience: ResilienceConfig = ResilienceConfig()
     listen: Listen = Listen()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -117,7 +117,7 @@ class ClientRequest:
     headers: list[tuple[str, str]]  # headers for the engine
     client: Client = ANONYMOUS
     memory_bytes: int = 0  # estimated memory of body, text and fields
-    charge: Callable[[Request], None] | None = None  # charges the predicted tokens to quotas, or raises
+    charge: Callable[[Request], Awaitable[None]] | None = None  # charges the predicted tokens to quotas, or raises
     _fields: dict[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:

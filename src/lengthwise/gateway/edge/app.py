@@ -23,6 +23,7 @@ from lengthwise.gateway.request import UNAUTHENTICATED, ClientRequest, InvalidBo
 
 if TYPE_CHECKING:
     from lengthwise.gateway.relay import Answer
+    from lengthwise.gateway.tenants.accounts import Accounts
 
 _MODELS = b"/v1/models/"
 
@@ -95,6 +96,7 @@ class App:
         self._entries = entries
         self._listener = listener or Listener()
         self._tenants = Tenants() if tenants is None else tenants
+        self.accounts: Accounts | None = None  # accounts of a store of tenants
         self.keys = Keys(config, clock, tenants=self._tenants)
         self.draining, self.in_flight = False, 0
         self.body_budget = asgi.BodyBudget(config.limits.body_budget_bytes)
@@ -108,8 +110,12 @@ class App:
         hasher = None if prefixes == "none" else self._prefix_hasher
         self._parser = RequestParser(config.limits, hasher, by_tenant=prefixes == "tenant")
         self.body_budget.max_bytes = config.limits.body_budget_bytes
-        self.keys = Keys(config, self._clock, self.keys, tenants=self._tenants)
-        self.document = document(config.limits, keys=bool(config.keys))
+        self.renew_keys(config)
+        self.document = document(config.limits, keys=bool(config.keys or config.tenants.store))
+
+    def renew_keys(self, config: GatewayConfig) -> None:
+        """Use the keys of a configuration and the current keys of the store of tenants for later requests."""
+        self.keys = Keys(config, self._clock, self.keys, tenants=self._tenants, accounts=self.accounts)
 
     def refused(self, fault: Fault, tenant: int = UNAUTHENTICATED) -> None:
         """Report to the listener that the app or its server refused a request."""
@@ -195,7 +201,7 @@ class App:
         self.in_flight += 1
         try:
             owner = caller if caller.key else address
-            charge = Charge(caller, self._clock, exchange.headers)
+            charge = Charge(caller, self._clock, exchange.headers, self.accounts)
             with caller, asgi.BodyReservation(self.body_budget, owner) as reservation, charge:
                 exchange.headers += caller.take_request(self._clock())
                 client_request.check_json(headers)
@@ -212,7 +218,7 @@ class App:
                 known = self._models()
                 if not caller.can_access(request.model) or (known and request.model not in known):
                     raise unknown_model(request.model)
-                request.charge = charge if caller.quotas else None
+                request.charge = charge if charge.is_needed else None
                 exchange.scheduler_reports_refusals = True
                 answer = await self._handler(request)
                 reservation.shrink_to(request.memory_bytes)

@@ -528,7 +528,7 @@ class Relay:
         )
         request.length_prediction = await self._length_predictor.predict(request, client_request.text)
         if client_request.charge is not None:
-            client_request.charge(request)
+            await client_request.charge(request)
         ticket = await self._driver.enter(request)
         return await RelayedRequest(self, client_request, plan, ticket).respond()
 
