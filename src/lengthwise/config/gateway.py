@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from lengthwise.config.validation import Problem, Problems, WrongKeyError, raise
 from lengthwise.config.values import NotNan, Seconds, Section, Share, Text, Wait, input_error_as_value_error, seconds
 from lengthwise.gateway import config as gateway_config
 from lengthwise.gateway.config import GatewayConfig, Key
+from lengthwise.gateway.request import SloClass
 from lengthwise.schema.errors import InputError
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -185,6 +187,15 @@ class KeySection(Section):
     cost_per_day: Annotated[NotNan, Field(gt=0, allow_inf_nan=False)] | None = None
     input_cost_per_token: Rate = _KEY.input_cost_per_token
     output_cost_per_token: Rate = _KEY.output_cost_per_token
+    slo_class: Text | None = None
+
+
+class SloClassSection(Section):
+    """Requests with limits of latency: those that are predicted to exceed one are refused at once."""
+
+    name: Text
+    ttft_s: Wait = math.inf
+    jct_s: Wait = math.inf
 
 
 class TenantsSection(Section):
@@ -243,6 +254,7 @@ class GatewayFile(Section):
     prediction: PredictionSection = PredictionSection()
     keys: list[KeySection] = Field(default_factory=list)
     tenants: TenantsSection = TenantsSection()
+    slo_classes: list[SloClassSection] = Field(default_factory=list)
     limits: LimitsSection = LimitsSection()
     resilience: ResilienceSection = ResilienceSection()
 
@@ -379,6 +391,7 @@ class _Builder:
             "prediction": self._prediction(file.prediction),
             "keys": self._keys(file.keys),
             "tenants": self._tenants(file.tenants),
+            "slo_classes": self._slo_classes(file.slo_classes),
             "listen": self._listen(file.listen),
             "dispatch": self._dispatch(file.dispatch),
         }
@@ -483,6 +496,13 @@ class _Builder:
         if section.predictor not in _SHIPPED:
             settings["predictor"] = self._file(section.predictor, "prediction", "predictor")
         return gateway_config.PredictionConfig(**settings)
+
+    def _slo_classes(self, sections: Sequence[SloClassSection]) -> tuple[SloClass, ...]:
+        found = []
+        for at, section in enumerate(sections):
+            with self.problems.at("slo_classes", str(at)):
+                found.append(SloClass(**section.model_dump()))
+        return tuple(found)
 
     def _tenants(self, section: TenantsSection) -> gateway_config.TenantsConfig:
         given: dict[str, str] = {}

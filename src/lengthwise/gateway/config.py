@@ -9,6 +9,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from lengthwise.gateway.request import SloClass
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -283,6 +284,7 @@ class Key:
     cost_per_day: float | None = None  # cost of these tokens per day, in the currency of the prices
     input_cost_per_token: float = 0.0  # price of a prompt token
     output_cost_per_token: float = 0.0  # price of an output token
+    slo_class: str | None = None  # name in ``GatewayConfig.slo_classes``, unless the header X-SLO-Class names another
 
     def __post_init__(self) -> None:
         _require_integers(self, 1, "concurrency", "tokens_per_minute", "tokens_per_day")
@@ -391,6 +393,7 @@ class GatewayConfig:
     prediction: PredictionConfig = PredictionConfig()
     keys: tuple[Key, ...] = ()
     tenants: TenantsConfig = TenantsConfig()
+    slo_classes: tuple[SloClass, ...] = ()
     limits: Limits = Limits()
     resilience: ResilienceConfig = ResilienceConfig()
     listen: Listen = Listen()
@@ -403,6 +406,12 @@ class GatewayConfig:
                 "mode rra must have [dispatch.phases] with prefill_batch and decode_steps: `lengthwise schedule` "
                 "chooses them"
             )
+        names = tuple(one.name for one in self.slo_classes)
+        if len(set(names)) < len(names):
+            raise InputError(f"the names in slo_classes must differ; they are {', '.join(names)}")
+        for key in self.keys:
+            if key.slo_class is not None:
+                require_known("class in slo_classes", key.slo_class, names)
 
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - compared, not bound

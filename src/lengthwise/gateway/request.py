@@ -12,6 +12,7 @@ from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any
 
+from lengthwise.schema.errors import InputError
 from lengthwise.statistics import Floats
 
 MAX_TOKENS = float(1 << 20)
@@ -82,6 +83,22 @@ class PrefixHasher:
 
 
 @dataclass(frozen=True, slots=True)
+class SloClass:
+    """Requests with limits of latency. A request that is predicted to exceed one is refused at once."""
+
+    name: str  # as keys and the header X-SLO-Class name it
+    ttft_s: float = float("inf")  # limit from arrival to the first token
+    jct_s: float = float("inf")  # limit from arrival to the last token
+
+    def __post_init__(self) -> None:
+        if not (self.name and self.ttft_s > 0 and self.jct_s > 0 and min(self.ttft_s, self.jct_s) < float("inf")):
+            raise InputError(
+                "a class in slo_classes must have a name and a ttft_s or jct_s above 0; it is "
+                f"{self.name!r}, {self.ttft_s!r}, {self.jct_s!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """The sender of a request, on which the request's order in the queue, its worker and its retries depend."""
 
@@ -90,6 +107,7 @@ class Client:
     session: str = ""  # name of the session; its requests prefer one worker; "" none
     address: str = ""  # network address (of IPv6 the /64); "" unknown
     deadline_s: float = float("inf")  # time on the gateway's clock until which the client waits for its first byte
+    slo: SloClass | None = None  # its limits of latency
 
 
 ANONYMOUS = Client()

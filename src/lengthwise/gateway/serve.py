@@ -224,7 +224,9 @@ class Gateway:
         self.app.accounts, accounts.on_change = accounts, renew
         renew(accounts.tenants)
         if self._admin is not None:
-            self._admin.tenants = TenantsApi(accounts, self.config.tenants.admin_sha256 or "", self._clock)
+            self._admin.tenants = TenantsApi(
+                accounts, self.config.tenants.admin_sha256 or "", self._clock, lambda: self.config.slo_classes
+            )
 
     def _num_in_flight(self, name: str) -> int:
         return sum(worker.in_flight for worker in self.driver.statistics().workers if worker.name == name)

@@ -108,7 +108,9 @@ class App:
         """Apply other keys and limits to later requests. A key in both configurations keeps the rest of its quotas."""
         self._limits, prefixes = config.limits, config.dispatch.prefixes
         hasher = None if prefixes == "none" else self._prefix_hasher
-        self._parser = RequestParser(config.limits, hasher, by_tenant=prefixes == "tenant")
+        self._parser = RequestParser(
+            config.limits, hasher, by_tenant=prefixes == "tenant", slo_classes=config.slo_classes
+        )
         self.body_budget.max_bytes = config.limits.body_budget_bytes
         self.renew_keys(config)
         self.document = document(config.limits, keys=bool(config.keys or config.tenants.store))

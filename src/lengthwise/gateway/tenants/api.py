@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import parse_qs
@@ -17,6 +17,7 @@ from lengthwise.gateway.edge import asgi
 from lengthwise.gateway.edge.auth import AuthThrottle
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
 from lengthwise.gateway.protocols import Clock
+from lengthwise.gateway.request import SloClass
 from lengthwise.gateway.tenants.accounts import Accounts
 from lengthwise.gateway.tenants.records import PERIODS, KeySettings, ManagedKey, Name, TenantSettings
 from lengthwise.schema.errors import LengthwiseError
@@ -35,7 +36,10 @@ class Rotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TenantsApi:
     """Serves ``/admin/keys``, ``/admin/tenants`` and ``/admin/usage``."""
 
-    def __init__(self, accounts: Accounts, admin_sha256: str, clock: Clock) -> None:
+    def __init__(
+        self, accounts: Accounts, admin_sha256: str, clock: Clock, slo_classes: Callable[[], Iterable[SloClass]] = tuple
+    ) -> None:
+        self._slo_classes = slo_classes
         self._accounts, self._digest, self._throttle = accounts, admin_sha256.lower(), AuthThrottle(clock)
         self._budget = asgi.BodyBudget(64 * _BODY_BYTES)
         self._routes: dict[str, dict[str, Callable[[str, bytes, bytes], Awaitable[tuple[int, Any]]]]] = {
@@ -99,7 +103,10 @@ class TenantsApi:
         return 200, {"keys": [_shown(key) for key in self._accounts.keys]}
 
     async def _add_key(self, _: str, body: bytes, __: bytes) -> tuple[int, Any]:
-        key, secret = await self._accounts.add_key(msgspec.json.decode(body, type=KeySettings))
+        settings = msgspec.json.decode(body, type=KeySettings)
+        if settings.slo_class is not None:
+            require_known("class in slo_classes", settings.slo_class, tuple(one.name for one in self._slo_classes()))
+        key, secret = await self._accounts.add_key(settings)
         _log.info("added key %s of tenant %s", key.id, key.settings.tenant)
         return 201, _shown(key) | {"secret": secret}
 

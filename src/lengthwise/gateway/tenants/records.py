@@ -43,6 +43,7 @@ class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
     rate_rps: Annotated[float, Meta(gt=0)] | None = None
     burst: Annotated[int, Meta(ge=1)] = 100
     concurrency: Annotated[int, Meta(ge=1)] | None = None
+    slo_class: str | None = None
     quotas: Quotas = {}
 
 
@@ -111,7 +112,8 @@ class ManagedKey:
         """The key as a key of the configuration."""
         one = self.settings
         rate_rps = math.inf if one.rate_rps is None else one.rate_rps
-        return Key(one.tenant, self.digests[0][0], one.models, one.priority, rate_rps, one.burst, one.concurrency)
+        limits = one.priority, rate_rps, one.burst, one.concurrency
+        return Key(one.tenant, self.digests[0][0], one.models, *limits, slo_class=one.slo_class)
 
     def cost(self, prompt_tokens: int, output_tokens: int) -> int:
         """Return the cost of a request in billionths of the currency."""
