@@ -82,6 +82,8 @@ GATEWAY_TABLES = {
     "prediction": (gateway_sections.PredictionSection, (gateway_config.PredictionConfig,)),
     "[keys]": (gateway_sections.KeySection, (gateway_config.Key,)),
     "tenants": (gateway_sections.TenantsSection, (gateway_config.TenantsConfig,)),
+    "oidc": (gateway_sections.OidcSection, (gateway_config.Oidc,)),
+    "external_auth": (gateway_sections.ExternalAuthSection, (gateway_config.ExternalAuth,)),
     "[slo_classes]": (gateway_sections.SloClassSection, (gateway_config.SloClass,)),
     "limits": (gateway_sections.LimitsSection, (gateway_config.Limits,)),
     "resilience": (gateway_sections.ResilienceSection, (gateway_config.ResilienceConfig,)),

@@ -268,7 +268,7 @@ def _banner(gateway: Gateway) -> str:
     rank = "" if order.rank is None else f", rank {order.rank}"
     bound = "no bound on waiting" if math.isinf(order.max_wait_s) else f"highest priority after {order.max_wait_s:g} s"
     count = len(gateway.app.keys.callers)
-    keys = f"{count} key{'' if count == 1 else 's'}" if config.keys or config.tenants.store else "no key needed"
+    keys = f"{count} key{'' if count == 1 else 's'}" if config.needs_key else "no key needed"
     base = f"{'https' if config.listen.tls else 'http'}://{_client_host(config.listen.host)}:{gateway.port}"
     lines = [
         f"lengthwise serve: {mode}{rank}, predictor {config.prediction.predictor}, {bound}",

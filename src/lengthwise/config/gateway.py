@@ -210,6 +210,24 @@ class TenantsSection(Section):
     refresh_s: _Above = _DEFAULTS.tenants.refresh_s
 
 
+class OidcSection(Section):
+    """JSON web tokens of an issuer, instead of keys."""
+
+    jwks: Text
+    issuer: Text
+    audience: Text
+    tenant_claim: Text = "tenant"
+    priority_claim: Text | None = None
+    refresh_s: _Above = 300.0
+
+
+class ExternalAuthSection(Section):
+    """A service that allows or refuses each request, instead of keys."""
+
+    url: Text
+    timeout_s: _Above = 1.0
+
+
 class LimitsSection(Section):
     """Limits on what clients may send."""
 
@@ -255,6 +273,8 @@ class GatewayFile(Section):
     keys: list[KeySection] = Field(default_factory=list)
     tenants: TenantsSection = TenantsSection()
     slo_classes: list[SloClassSection] = Field(default_factory=list)
+    oidc: OidcSection | None = None
+    external_auth: ExternalAuthSection | None = None
     limits: LimitsSection = LimitsSection()
     resilience: ResilienceSection = ResilienceSection()
 
@@ -392,6 +412,8 @@ class _Builder:
             "keys": self._keys(file.keys),
             "tenants": self._tenants(file.tenants),
             "slo_classes": self._slo_classes(file.slo_classes),
+            "oidc": self._oidc(file.oidc),
+            "external_auth": self._external_auth(file.external_auth),
             "listen": self._listen(file.listen),
             "dispatch": self._dispatch(file.dispatch),
         }
@@ -503,6 +525,22 @@ class _Builder:
             with self.problems.at("slo_classes", str(at)):
                 found.append(SloClass(**section.model_dump()))
         return tuple(found)
+
+    def _oidc(self, section: OidcSection | None) -> gateway_config.Oidc | None:
+        if section is None:
+            return None
+        jwks = section.jwks if "://" in section.jwks else self._file(section.jwks, "oidc", "jwks")
+        with self.problems.at("oidc", "jwks"):
+            if "://" in jwks:
+                check_address(jwks, "the address of an issuer's keys")
+        return gateway_config.Oidc(**section.model_dump() | {"jwks": jwks})
+
+    def _external_auth(self, section: ExternalAuthSection | None) -> gateway_config.ExternalAuth | None:
+        if section is None:
+            return None
+        with self.problems.at("external_auth", "url"):
+            check_address(section.url, "the address of an authorization service")
+        return gateway_config.ExternalAuth(**section.model_dump())
 
     def _tenants(self, section: TenantsSection) -> gateway_config.TenantsConfig:
         given: dict[str, str] = {}

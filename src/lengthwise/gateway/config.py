@@ -322,6 +322,26 @@ class TenantsConfig:
 
 
 @dataclass(frozen=True)
+class Oidc:
+    """The issuer of JSON web tokens that clients may send instead of keys."""
+
+    jwks: str  # public keys of the issuer (JWKS): a file or a URL
+    issuer: str  # required ``iss`` of a token
+    audience: str  # required ``aud`` of a token
+    tenant_claim: str = "tenant"  # claim with the name of the tenant
+    priority_claim: str | None = None  # claim with the priority class; None: class 0
+    refresh_s: float = 300.0  # interval at which the keys are read again; an unknown ``kid`` reads them at once
+
+
+@dataclass(frozen=True)
+class ExternalAuth:
+    """A service that allows or refuses each request, and names its tenant."""
+
+    url: str  # it gets a GET with the Authorization header, X-Original-Method and X-Original-URI of the request
+    timeout_s: float = 1.0  # without an answer until then, the request gets 503
+
+
+@dataclass(frozen=True)
 class Limits:
     """Limits on the requests of clients: sizes, numbers and times."""
 
@@ -394,6 +414,8 @@ class GatewayConfig:
     keys: tuple[Key, ...] = ()
     tenants: TenantsConfig = TenantsConfig()
     slo_classes: tuple[SloClass, ...] = ()
+    oidc: Oidc | None = None
+    external_auth: ExternalAuth | None = None
     limits: Limits = Limits()
     resilience: ResilienceConfig = ResilienceConfig()
     listen: Listen = Listen()
@@ -406,12 +428,19 @@ class GatewayConfig:
                 "mode rra must have [dispatch.phases] with prefill_batch and decode_steps: `lengthwise schedule` "
                 "chooses them"
             )
+        if self.external_auth is not None and (self.keys or self.oidc):
+            raise InputError("external_auth decides about all requests: leave out [[keys]] and [oidc]")
         names = tuple(one.name for one in self.slo_classes)
         if len(set(names)) < len(names):
             raise InputError(f"the names in slo_classes must differ; they are {', '.join(names)}")
         for key in self.keys:
             if key.slo_class is not None:
                 require_known("class in slo_classes", key.slo_class, names)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a client must authenticate."""
+        return bool(self.keys or self.tenants.store or self.oidc or self.external_auth)
 
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - compared, not bound

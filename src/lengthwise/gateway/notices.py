@@ -27,8 +27,7 @@ def notices(config: GatewayConfig) -> list[str]:
     """Return warnings about the settings, which need no engine."""
     listen, order = config.listen, config.order
     found = []
-    has_keys = config.keys or config.tenants.store is not None
-    if not (has_keys or is_loopback(listen.host) or (listen.tls is not None and listen.tls.ca is not None)):
+    if not (config.needs_key or is_loopback(listen.host) or (listen.tls is not None and listen.tls.ca is not None)):
         found.append(
             f"there are no keys, and the gateway listens on {listen.host}: every client that reaches it may send "
             "requests. Add [[keys]], or listen on 127.0.0.1"

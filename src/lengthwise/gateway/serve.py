@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("lengthwise.gateway")
 _POLL_INTERVAL_S = 0.01
 _FIRST_CHECK_S = 2.0  # time for engines to report their properties at the start; slower ones are added later
-_FIXED_SECTIONS = ("listen", "prediction", "tenants")
+_FIXED_SECTIONS = ("listen", "prediction", "tenants", "oidc", "external_auth")
 _SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
 
@@ -199,6 +199,7 @@ class Gateway:
             _, self.admin_port = await self._serve(app, admin_listener)
         if accounts is not None:
             self._use_accounts(accounts)
+        await self._open_identity()
         # The clients' port opens last, so that /ready answers only when everything else is up. Until ``started`` it
         # fails, as a signal still stops the gateway at once.
         self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
@@ -212,6 +213,15 @@ class Gateway:
         accounts = await self._stack.enter_async_context(Accounts(self.config.tenants, wall=self._wall))
         self.driver.listeners.add(accounts)
         return accounts
+
+    async def _open_identity(self) -> None:
+        from lengthwise.gateway.edge.identity import AuthService, TokenVerifier
+
+        if self.config.oidc is not None:
+            verifier = TokenVerifier(self.config.oidc, self._clock)
+            self.app.identity = await self._stack.enter_async_context(verifier)
+        elif self.config.external_auth is not None:
+            self.app.identity = await self._stack.enter_async_context(AuthService(self.config.external_auth))
 
     def _use_accounts(self, accounts: Accounts) -> None:
         """Use keys and weights of the store of tenants, now and after each change. Serve the API that changes them."""

@@ -22,6 +22,7 @@ from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.request import UNAUTHENTICATED, ClientRequest, InvalidBodyError, PrefixHasher, Refusal
 
 if TYPE_CHECKING:
+    from lengthwise.gateway.edge.identity import AuthService, TokenVerifier
     from lengthwise.gateway.relay import Answer
     from lengthwise.gateway.tenants.accounts import Accounts
 
@@ -97,6 +98,7 @@ class App:
         self._listener = listener or Listener()
         self._tenants = Tenants() if tenants is None else tenants
         self.accounts: Accounts | None = None  # accounts of a store of tenants
+        self.identity: TokenVerifier | AuthService | None = None  # identifies callers other than by keys
         self.keys = Keys(config, clock, tenants=self._tenants)
         self.draining, self.in_flight = False, 0
         self.body_budget = asgi.BodyBudget(config.limits.body_budget_bytes)
@@ -113,7 +115,7 @@ class App:
         )
         self.body_budget.max_bytes = config.limits.body_budget_bytes
         self.renew_keys(config)
-        self.document = document(config.limits, keys=bool(config.keys or config.tenants.store))
+        self.document = document(config.limits, keys=config.needs_key)
 
     def renew_keys(self, config: GatewayConfig) -> None:
         """Use the keys of a configuration and the current keys of the store of tenants for later requests."""
@@ -165,7 +167,11 @@ class App:
                 await exchange.send(200, _JSON, self._open_body(target))
                 return
             address = (scope.get("client") or ("",))[0]
-            caller = self.keys.caller(headers.get(b"authorization"), address)
+            named = None if self.identity is None else await self.identity.key(headers, scope)
+            if named is None:
+                caller = self.keys.caller(headers.get(b"authorization"), address)
+            else:
+                caller = self.keys.identified(named)
             exchange.tenant = caller.tenant
             if target.api:
                 await self._serve_completion(exchange, target.api, caller, network(address), headers, request_id)

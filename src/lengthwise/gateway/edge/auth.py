@@ -240,7 +240,8 @@ class Keys:
         accounts: Accounts | None = None,
     ) -> None:
         tenants = Tenants() if tenants is None else tenants
-        self._anonymous = None if config.keys or accounts else Caller(None, 0)
+        self._tenants, self._accounts = tenants, accounts
+        self._anonymous = None if config.needs_key else Caller(None, 0)
         known = previous.callers if previous else {}
         self.callers: dict[str, Caller] = {}
 
@@ -263,6 +264,17 @@ class Keys:
                 self._stored.setdefault(digest[:8], []).append((digest.encode(), until_s, caller))
         self._wall = time.time if accounts is None else accounts.wall
         self.throttle: AuthThrottle = previous.throttle if previous else AuthThrottle(clock)
+
+    def identified(self, key: Key) -> Caller:
+        """Return the caller of a tenant that another service has identified."""
+        name = f"identity:{key.priority}:{key.tenant}"
+        if (caller := self.callers.get(name)) is None:
+            number, account = self._tenants.number(key.tenant), None
+            if self._accounts is not None:
+                account = self._accounts.of_configured(key)
+            caller = self.callers[name] = Caller(key, number)
+            caller.update(key, number, account)
+        return caller
 
     def caller(self, authorization: bytes | None, address: str) -> Caller:
         """Return the owner of the key in an Authorization header. Raises Fault (401, or 429 after many wrong keys)."""
