@@ -251,12 +251,8 @@ def command_line() -> str:
     """Return the help of every command."""
     out = []
     for command in ["", *(command.strip() for command in COMMANDS.split(";"))]:
-        shown = CliRunner().invoke(
-            program.app,
-            [*command.split(), "--help"],
-            prog_name="lengthwise",
-            env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"},
-        )
+        runner = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+        shown = runner.invoke(program.app, [*command.split(), "--help"], prog_name="lengthwise")
         text = "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
         out.append(f"```text\n{text}\n```\n")
     return "\n".join(out)

@@ -214,6 +214,9 @@ def _report(
     else:
         found = observe.report(journal, settings.config.order)
         text, kind, values = observe.text_report(found), "gain", observe.as_json(found)
+        if (fair := observe.fairness(observe.of_journal(journal), settings.config.order)) is not None:
+            text += "\n" + observe.fairness_text(fair)
+            values["fairness"] = asdict(fair) | {"price": None if math.isnan(fair.price) else fair.price}
     if not quiet and json != outputs.STDOUT:
         typer.echo(text)
     if json is not None:
