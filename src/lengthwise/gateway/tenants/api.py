@@ -20,7 +20,7 @@ from lengthwise.gateway.protocols import Clock
 from lengthwise.gateway.request import SloClass
 from lengthwise.gateway.tenants.accounts import Accounts
 from lengthwise.gateway.tenants.records import PERIODS, KeySettings, ManagedKey, Name, TenantSettings
-from lengthwise.schema.errors import LengthwiseError
+from lengthwise.schema.errors import InputError, LengthwiseError
 
 ROOT = "/admin/"
 _log = logging.getLogger("lengthwise.gateway.tenants")
@@ -137,6 +137,8 @@ class TenantsApi:
             require_known("parameter", name, ("period", "tenant", "key"))
         period = given.get("period", "day")
         require_known("period", period, PERIODS)
+        if "tenant" in given and "key" in given:
+            raise InputError("usage must be that of a tenant or of a key; both are given: leave one out")
         subject = next((f"{name}:{given[name]}" for name in ("key", "tenant") if name in given), "")
         return 200, {"usage": await self._accounts.usage(period, subject)}
 
