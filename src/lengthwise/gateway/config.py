@@ -434,6 +434,8 @@ class GatewayConfig:
         if len(set(names)) < len(names):
             raise InputError(f"the names in slo_classes must differ; they are {', '.join(names)}")
         for key in self.keys:
+            if key.slo_class is not None and not names:
+                raise InputError(f"slo_class of a key must name one of [[slo_classes]]; it is {key.slo_class}: add it")
             if key.slo_class is not None:
                 require_known("class in slo_classes", key.slo_class, names)
 

@@ -271,7 +271,7 @@ class Keys:
         if (caller := self.callers.get(name)) is None:
             number, account = self._tenants.number(key.tenant), None
             if self._accounts is not None:
-                account = self._accounts.of_configured(key)
+                account = self._accounts.of_configured(key, "identity")
             caller = self.callers[name] = Caller(key, number)
             caller.update(key, number, account)
         return caller

@@ -212,12 +212,15 @@ class Accounts(Listener):
             transaction.rows("DELETE FROM lengthwise_usage WHERE period = ? AND start_s < ?", period, old_s)
         transaction.rows("DELETE FROM lengthwise_open WHERE admitted_s < ?", self.wall() - _MAX_OPEN_S)
 
-    def of_configured(self, key: Key) -> ManagedKey | None:
-        """Return the account of a key of the configuration, or None if the store does not have its tenant."""
+    def of_configured(self, key: Key, source: str = "file") -> ManagedKey | None:
+        """Return the account of a key that is not in the store, or None if the store does not have its tenant.
+
+        Its id begins with ``source``.
+        """
         if (tenant := self.tenants.get(key.tenant)) is None:
             return None
         limits = quotas(f"tenant:{key.tenant}", tenant.quotas)
-        key_id = f"file_{key.sha256[:12].lower()}"
+        key_id = f"{source}_{key.sha256[:12].lower()}"
         return ManagedKey(key_id, KeySettings(key.tenant), ((key.sha256, math.inf),), 0.0, limits, tenant)
 
     # Requests:
