@@ -9,6 +9,7 @@ outputs, divided by SHRINK, which only engines receive; the gateway sees an equa
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -31,9 +32,12 @@ from _harness import machine, posted
 from lengthwise import predict, workload
 from lengthwise.apps.launch.simulated import VirtualLoop, run_virtually
 from lengthwise.engine.continuous_batching import Limits
-from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig
+from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order, PredictionConfig
+from lengthwise.gateway.observe.fairness import Fairness
+from lengthwise.gateway.observe.fairness import fairness as observe_fairness
 from lengthwise.gateway.observe.replay import Service, VirtualGateway, Withheld, matched
 from lengthwise.gateway.observe.trace import Trace, of_journal
+from lengthwise.gateway.serve import Gateway
 from lengthwise.predict import LengthDistribution, Prompts
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import t_half_width
@@ -267,7 +271,6 @@ async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: i
 async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tuple[Floats, Trace, int]:
     """Send one burst through a gateway of its own; return JCT, the gateway's trace and the number of preemptions."""
     from lengthwise.gateway.length_prediction import LengthPredictor, Oracle
-    from lengthwise.gateway.serve import Gateway
 
     lengths = dict(zip(made.extra["prompt"], made.output_tokens.tolist(), strict=True))
 
@@ -290,6 +293,46 @@ async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tu
             preemptions = gateway.driver.statistics().preemptions
             await gateway.drain()
         return jct_s, of_journal(journal), preemptions
+
+
+# Fairness
+DEMANDS = {"many": 0.6, "long": 0.2, "few": 0.2}  # shares of all requests by tenant; outputs of "long" are 4 x as long
+
+
+def fair(_: Path, quick: bool) -> dict[str, Any]:
+    """Return the largest gap of service between backlogged tenants over VTC's bound, in virtual time."""
+    rng, count = np.random.default_rng(0), 120 if quick else 480
+    tenants = rng.choice(list(DEMANDS), count, p=list(DEMANDS.values()))
+    tokens = np.clip(rng.lognormal(3.5, 0.8, count) * np.where(tenants == "long", 4, 1), 2, 800).astype(int)
+    due_s = np.sort(rng.uniform(0.0, count / 40, count))  # about five times what the engines serve
+
+    async def served(fairness: str) -> Fairness:
+        spec = EngineSpec(MODEL, limits=Limits(max_num_seqs=4), steps=LinearSteps(0.01, 0.001, 0.0001))
+        async with contextlib.AsyncExitStack() as stack:
+            urls = [(await stack.enter_async_context(EngineServer(spec))).url for _ in range(ENGINES)]
+            journal = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "journal.jsonl")
+            config = GatewayConfig(
+                tuple(Engine(url, concurrency=4, generation_defaults="none") for url in urls),
+                order=replace(POLICIES[ISRTF], fairness=fairness),
+                keys=tuple(Key(name, hashlib.sha256(name.encode()).hexdigest()) for name in DEMANDS),
+                listen=Listen(port=0, admin_port=None, journal=journal),
+            )
+            async with Gateway(config, clock=_clock()) as gateway:
+                assert await gateway.fleet.wait_checked(30.0)
+                fixed, posts = {"model": MODEL, "stream": True, "max_tokens": MAX_TOKENS}, []
+                for name in DEMANDS:
+                    forced = ({"output_tokens": n, "max_tokens": MAX_TOKENS} for n in tokens[tenants == name].tolist())
+                    bodies = [fixed | {"prompt": f"{name} {at}", "vllm_xargs": one} for at, one in enumerate(forced)]
+                    times_s, url = due_s[tenants == name].tolist(), f"http://127.0.0.1:{gateway.port}"
+                    posts.append(posted(url, bodies, times_s, key=name, clock=_clock()))
+                await asyncio.gather(*posts)
+                await gateway.drain()
+            return observe_fairness(of_journal(journal), config.order)
+
+    vtc, none = run_virtually(served("vtc")), run_virtually(served("none"))
+    details = {"without": none.gap_over_bound, "backlogged_s": vtc.backlogged_s, "bound": vtc.bound, "jain": vtc.jain}
+    details |= {"price": vtc.mean_jct_s / none.mean_jct_s, "price_simulated": none.price, "machine": machine()}
+    return {"gateway.fair.max_service_gap_over_bound": details | {"value": vtc.gap_over_bound}}
 
 
 # Simulation

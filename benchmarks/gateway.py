@@ -7,6 +7,7 @@ MODULES = {
     **{f"overhead.{name}": f"_gateway_cost:overhead:{name}" for name in MEASURED},
     "gain": "_gateway_gain:figures:live",
     "gain_emulated": "_gateway_gain:figures:emulated",
+    "fair": "_gateway_gain:fair",
     **{name: f"_gateway_cost:{name}" for name in ("picker", "rerank", "scale")},
 }
 SECTIONS = Sections("gateway", __doc__, MODULES)

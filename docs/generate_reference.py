@@ -82,6 +82,10 @@ GATEWAY_TABLES = {
     "dispatch.phases": (gateway_sections.PhasesSection, (gateway_config.Phases,)),
     "prediction": (gateway_sections.PredictionSection, (gateway_config.PredictionConfig,)),
     "[keys]": (gateway_sections.KeySection, (gateway_config.Key,)),
+    "tenants": (gateway_sections.TenantsSection, (gateway_config.TenantsConfig,)),
+    "oidc": (gateway_sections.OidcSection, (gateway_config.Oidc,)),
+    "external_auth": (gateway_sections.ExternalAuthSection, (gateway_config.ExternalAuth,)),
+    "[slo_classes]": (gateway_sections.SloClassSection, (gateway_config.SloClass,)),
     "limits": (gateway_sections.LimitsSection, (gateway_config.Limits,)),
     "resilience": (gateway_sections.ResilienceSection, (gateway_config.ResilienceConfig,)),
 }
@@ -132,6 +136,8 @@ GATEWAY_MEANINGS = {
     "api_key_env": "Environment variable with the key that the gateway sends to the engine.",
     "api_key_file": "File with that key.",
     "sha256_env": "Environment variable with the digest.",
+    "store_env": "Environment variable with the store, such as a URL with a password.",
+    "admin_sha256_env": "Environment variable with that digest.",
     "key_file": "File with lines `tenant:sha256`, instead of `tenant` and `sha256`.",
     "body_bytes": "Maximum body size.",
     "depth": "Maximum nesting of the JSON.",
@@ -254,8 +260,8 @@ def command_line() -> str:
     """Return the help of every command."""
     out = []
     for command in ["", *(command.strip() for command in COMMANDS.split(";"))]:
-        env = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
-        shown = CliRunner().invoke(program.app, [*command.split(), "--help"], prog_name="lengthwise", env=env)
+        runner = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+        shown = runner.invoke(program.app, [*command.split(), "--help"], prog_name="lengthwise")
         text = "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
         out.append(f"```text\n{text}\n```\n")
     return "\n".join(out)

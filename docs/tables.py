@@ -816,6 +816,7 @@ GATEWAY_FIGURES = {
     "gateway.emulated.simulated_in_interval": "share of results whose interval holds the simulated value",
     "gateway.emulated.simulated_within": "the same shuffle by shuffle, which is stricter",
     "gateway.scale_50_over_10": "peak rate of 50 engines over that of 10",
+    "gateway.fair.max_service_gap_over_bound": "largest gap of service between backlogged tenants, over VTC's bound",
     "gateway.rerank_10k_ms": "10,000 waiting requests reordered",
 }
 

@@ -227,6 +227,9 @@ def _report(
     else:
         found = observe.report(journal, settings.config.order)
         text, kind, values = observe.text_report(found), "gain", observe.as_json(found)
+        if (fair := observe.fairness(observe.of_journal(journal), settings.config.order)) is not None:
+            text += "\n" + observe.fairness_text(fair)
+            values["fairness"] = asdict(fair) | {"price": None if math.isnan(fair.price) else fair.price}
     if not quiet and json != outputs.STDOUT:
         typer.echo(text)
     if json is not None:
@@ -291,7 +294,8 @@ def _banner(gateway: Gateway) -> str:
     mode = f"mode {order.mode}" + (" (requests pass unchanged and unordered)" if order.mode == "observe" else "")
     rank = "" if order.rank is None else f", rank {order.rank}"
     bound = "no bound on waiting" if math.isinf(order.max_wait_s) else f"highest priority after {order.max_wait_s:g} s"
-    keys = f"{len(config.keys)} key{'s' if len(config.keys) > 1 else ''}" if config.keys else "no key needed"
+    count = len(gateway.app.keys.callers)
+    keys = f"{count} key{'' if count == 1 else 's'}" if config.needs_key else "no key needed"
     base = f"{'https' if config.listen.tls else 'http'}://{_client_host(config.listen.host)}:{gateway.port}"
     lines = [
         f"lengthwise serve: {mode}{rank}, predictor {config.prediction.predictor}, {bound}",
@@ -312,7 +316,7 @@ def _banner(gateway: Gateway) -> str:
         lines.append(f"engines  none yet; requests wait {config.admission.no_engine_s:g} s for one")
     model = next(iter(gateway.fleet.models()), "MODEL")
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
-    header = "-H 'Authorization: Bearer YOUR_KEY' " if config.keys else ""
+    header = "" if keys == "no key needed" else "-H 'Authorization: Bearer YOUR_KEY' "
     quoted = json_module.dumps(body).replace("'", "'\\''")
     request = f"curl {base}/v1/chat/completions {header}-H 'Content-Type: application/json' -d '{quoted}'"
     return "\n".join([*lines, "", "try it", f"  {request}", ""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from lengthwise.config.validation import Problem, Problems, WrongKeyError, raise
 from lengthwise.config.values import NotNan, Seconds, Section, Share, Text, Wait, input_error_as_value_error, seconds
 from lengthwise.gateway import config as gateway_config
 from lengthwise.gateway.config import GatewayConfig, Key
+from lengthwise.gateway.request import SloClass
 from lengthwise.schema.errors import InputError
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -186,6 +188,45 @@ class KeySection(Section):
     cost_per_day: Annotated[NotNan, Field(gt=0, allow_inf_nan=False)] | None = None
     input_cost_per_token: Rate = _KEY.input_cost_per_token
     output_cost_per_token: Rate = _KEY.output_cost_per_token
+    slo_class: Text | None = None
+
+
+class SloClassSection(Section):
+    """Requests with limits of latency: those that are predicted to exceed one are refused at once."""
+
+    name: Text
+    ttft_s: Wait = math.inf
+    jct_s: Wait = math.inf
+
+
+class TenantsSection(Section):
+    """The store of tenants, keys and usage. The file names the variable of a database's URL, never its password."""
+
+    store: Text | None = None
+    store_env: Text | None = None
+    admin_sha256: Text | None = None
+    admin_sha256_env: Text | None = None
+    progress: Text | None = None
+    reserve: Literal["predicted", "max_tokens"] = "predicted"
+    refresh_s: _Above = _DEFAULTS.tenants.refresh_s
+
+
+class OidcSection(Section):
+    """JSON web tokens of an issuer, instead of keys."""
+
+    jwks: Text
+    issuer: Text
+    audience: Text
+    tenant_claim: Text = "tenant"
+    priority_claim: Text | None = None
+    refresh_s: _Above = 300.0
+
+
+class ExternalAuthSection(Section):
+    """A service that allows or refuses each request, instead of keys."""
+
+    url: Text
+    timeout_s: _Above = 1.0
 
 
 class LimitsSection(Section):
@@ -243,6 +284,10 @@ class GatewayFile(Section):
     dispatch: DispatchSection = DispatchSection()
     prediction: PredictionSection = PredictionSection()
     keys: list[KeySection] = Field(default_factory=list)
+    tenants: TenantsSection = TenantsSection()
+    slo_classes: list[SloClassSection] = Field(default_factory=list)
+    oidc: OidcSection | None = None
+    external_auth: ExternalAuthSection | None = None
     limits: LimitsSection = LimitsSection()
     resilience: ResilienceSection = ResilienceSection()
     envoy: EnvoySection = EnvoySection()
@@ -379,6 +424,10 @@ class _Builder:
             "order": self._order(file.order),
             "prediction": self._prediction(file.prediction),
             "keys": self._keys(file.keys),
+            "tenants": self._tenants(file.tenants),
+            "slo_classes": self._slo_classes(file.slo_classes),
+            "oidc": self._oidc(file.oidc),
+            "external_auth": self._external_auth(file.external_auth),
             "listen": self._listen(file.listen),
             "dispatch": self._dispatch(file.dispatch),
             "envoy": self._envoy(file.envoy),
@@ -493,6 +542,53 @@ class _Builder:
             settings["predictor"] = self._file(section.predictor, "prediction", "predictor")
         return gateway_config.PredictionConfig(**settings)
 
+    def _slo_classes(self, sections: Sequence[SloClassSection]) -> tuple[SloClass, ...]:
+        found = []
+        for at, section in enumerate(sections):
+            with self.problems.at("slo_classes", str(at)):
+                found.append(SloClass(**section.model_dump()))
+        return tuple(found)
+
+    def _oidc(self, section: OidcSection | None) -> gateway_config.Oidc | None:
+        if section is None:
+            return None
+        jwks = section.jwks if "://" in section.jwks else self._file(section.jwks, "oidc", "jwks")
+        with self.problems.at("oidc", "jwks"):
+            if "://" in jwks:
+                check_address(jwks, "the address of an issuer's keys")
+        return gateway_config.Oidc(**section.model_dump() | {"jwks": jwks})
+
+    def _external_auth(self, section: ExternalAuthSection | None) -> gateway_config.ExternalAuth | None:
+        if section is None:
+            return None
+        with self.problems.at("external_auth", "url"):
+            check_address(section.url, "the address of an authorization service")
+        return gateway_config.ExternalAuth(**section.model_dump())
+
+    def _tenants(self, section: TenantsSection) -> gateway_config.TenantsConfig:
+        given: dict[str, str] = {}
+        with self.problems.at("tenants"):
+            for name in ("store", "admin_sha256"):
+                value, variable = getattr(section, name), getattr(section, f"{name}_env")
+                if value is not None and variable is not None:
+                    raise WrongKeyError(f"{name}_env", f"means the same as {name}; keep one of them")
+                if value is not None or variable is not None:
+                    given[name] = value or _variable(
+                        f"{name}_env", variable, "digest" if name == "admin_sha256" else "URL"
+                    )
+            if section.store is not None and urlsplit(section.store).password is not None:
+                raise WrongKeyError("store", "must have no password; name a variable with the URL: store_env")
+            if "admin_sha256" in given and not _DIGEST.fullmatch(given["admin_sha256"]):
+                raise WrongKeyError("admin_sha256", _A_DIGEST)
+            if "store" in given and "://" not in given["store"]:
+                given["store"] = str(resolved(given["store"], self.folder))
+            if section.progress is not None:
+                given["progress"] = str(resolved(section.progress, self.folder))
+                if not Path(given["progress"]).is_dir():
+                    raise WrongKeyError("progress", f"must be an existing folder; it is {given['progress']}")
+            return gateway_config.TenantsConfig(**given, reserve=section.reserve, refresh_s=section.refresh_s)
+        return gateway_config.TenantsConfig()
+
     def _keys(self, sections: Sequence[KeySection]) -> tuple[Key, ...]:
         by_digest: dict[str, Key] = {}
         for at, section in enumerate(sections):
@@ -557,10 +653,10 @@ def _digests_of_file(text: str, name: str) -> list[tuple[str, str]]:
     return found
 
 
-def _variable(name: str, variable: str) -> str:
+def _variable(name: str, variable: str, what: str = "key") -> str:
     value = os.environ.get(variable, "").strip()
     if not value:
-        raise WrongKeyError(name, f"the environment variable {variable} must hold the key; it is not set")
+        raise WrongKeyError(name, f"the environment variable {variable} must hold the {what}; it is not set")
     return value
 
 

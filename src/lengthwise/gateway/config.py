@@ -9,6 +9,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from lengthwise.gateway.request import SloClass
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -283,6 +284,7 @@ class Key:
     cost_per_day: float | None = None  # cost of these tokens per day, in the currency of the prices
     input_cost_per_token: float = 0.0  # price of a prompt token
     output_cost_per_token: float = 0.0  # price of an output token
+    slo_class: str | None = None  # name in ``GatewayConfig.slo_classes``, unless the header X-SLO-Class names another
 
     def __post_init__(self) -> None:
         _require_integers(self, 1, "concurrency", "tokens_per_minute", "tokens_per_day")
@@ -292,6 +294,51 @@ class Key:
             raise InputError(f"input_cost_per_token and output_cost_per_token must be finite; their sum is {prices!r}")
         if self.cost_per_day is not None and not (self.cost_per_day > 0 and prices > 0):
             raise InputError("cost_per_day must be above 0, with input_cost_per_token or output_cost_per_token above 0")
+
+
+RESERVATIONS = ("predicted", "max_tokens")
+
+
+@dataclass(frozen=True)
+class TenantsConfig:
+    """The store of tenants, keys and usage, and the API that changes them."""
+
+    store: str | None = None  # an SQLite file, or the URL of a PostgreSQL database; None: no store and no API
+    admin_sha256: str | None = None  # hex digest of the key of the API
+    progress: str | None = None  # folder of the file of tokens in flight; None: the folder of the SQLite file
+    reserve: str = "predicted"  # output for which a request reserves quota: "predicted", or all of "max_tokens"
+    refresh_s: float = 2.0  # interval at which the keys that other gateways changed are read
+
+    def __post_init__(self) -> None:
+        require_known("reserve", self.reserve, RESERVATIONS)
+        if self.store is None:
+            return
+        if self.admin_sha256 is None:
+            raise InputError("tenants.store must have admin_sha256, the digest of the key that the API takes")
+        if "://" in self.store and self.progress is None:
+            raise InputError(
+                "a store in PostgreSQL must have tenants.progress, a folder that a restart does not delete"
+            )
+
+
+@dataclass(frozen=True)
+class Oidc:
+    """The issuer of JSON web tokens that clients may send instead of keys."""
+
+    jwks: str  # public keys of the issuer (JWKS): a file or a URL
+    issuer: str  # required ``iss`` of a token
+    audience: str  # required ``aud`` of a token
+    tenant_claim: str = "tenant"  # claim with the name of the tenant
+    priority_claim: str | None = None  # claim with the priority class; None: class 0
+    refresh_s: float = 300.0  # interval at which the keys are read again; an unknown ``kid`` reads them at once
+
+
+@dataclass(frozen=True)
+class ExternalAuth:
+    """A service that allows or refuses each request, and names its tenant."""
+
+    url: str  # it gets a GET with the Authorization header, X-Original-Method and X-Original-URI of the request
+    timeout_s: float = 1.0  # without an answer until then, the request gets 503
 
 
 @dataclass(frozen=True)
@@ -386,6 +433,10 @@ class GatewayConfig:
     dispatch: Dispatch = Dispatch()
     prediction: PredictionConfig = PredictionConfig()
     keys: tuple[Key, ...] = ()
+    tenants: TenantsConfig = TenantsConfig()
+    slo_classes: tuple[SloClass, ...] = ()
+    oidc: Oidc | None = None
+    external_auth: ExternalAuth | None = None
     limits: Limits = Limits()
     resilience: ResilienceConfig = ResilienceConfig()
     listen: Listen = Listen()
@@ -399,6 +450,21 @@ class GatewayConfig:
                 "mode rra must have [dispatch.phases] with prefill_batch and decode_steps: `lengthwise schedule` "
                 "chooses them"
             )
+        if self.external_auth is not None and (self.keys or self.oidc):
+            raise InputError("external_auth decides about all requests: leave out [[keys]] and [oidc]")
+        names = tuple(one.name for one in self.slo_classes)
+        if len(set(names)) < len(names):
+            raise InputError(f"the names in slo_classes must differ; they are {', '.join(names)}")
+        for key in self.keys:
+            if key.slo_class is not None and not names:
+                raise InputError(f"slo_class of a key must name one of [[slo_classes]]; it is {key.slo_class}: add it")
+            if key.slo_class is not None:
+                require_known("class in slo_classes", key.slo_class, names)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a client must authenticate."""
+        return bool(self.keys or self.tenants.store or self.oidc or self.external_auth)
 
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - compared, not bound

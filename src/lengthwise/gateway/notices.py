@@ -27,7 +27,7 @@ def notices(config: GatewayConfig) -> list[str]:
     """Return warnings about the settings, which need no engine."""
     listen, order = config.listen, config.order
     found = []
-    if not (config.keys or is_loopback(listen.host) or (listen.tls is not None and listen.tls.ca is not None)):
+    if not (config.needs_key or is_loopback(listen.host) or (listen.tls is not None and listen.tls.ca is not None)):
         found.append(
             f"there are no keys, and the gateway listens on {listen.host}: every client that reaches it may send "
             "requests. Add [[keys]], or listen on 127.0.0.1"
@@ -36,6 +36,8 @@ def notices(config: GatewayConfig) -> list[str]:
         found.append(
             f"the admin port listens on {listen.admin_host} and takes no key: restrict it to Prometheus and yourself"
         )
+    if config.tenants.store is not None and listen.admin_port is None:
+        found.append("there is a store of tenants, but no admin port: keys cannot be added. Set listen.admin_port")
     if order.mode == "observe" and listen.journal is None:
         found.append("observe writes no journal: add --journal FILE to evaluate a whole day with serve --report FILE")
     if order.mode == "windowed":

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any
 
+from lengthwise.schema.errors import InputError
 from lengthwise.statistics import Floats
 
 MAX_TOKENS = float(1 << 20)
@@ -82,6 +83,22 @@ class PrefixHasher:
 
 
 @dataclass(frozen=True, slots=True)
+class SloClass:
+    """Requests with limits of latency. A request that is predicted to exceed one is refused at once."""
+
+    name: str  # as keys and the header X-SLO-Class name it
+    ttft_s: float = float("inf")  # limit from arrival to the first token
+    jct_s: float = float("inf")  # limit from arrival to the last token
+
+    def __post_init__(self) -> None:
+        if not (self.name and self.ttft_s > 0 and self.jct_s > 0 and min(self.ttft_s, self.jct_s) < float("inf")):
+            raise InputError(
+                "a class in slo_classes must have a name and a ttft_s or jct_s above 0; it is "
+                f"{self.name!r}, {self.ttft_s!r}, {self.jct_s!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """The sender of a request, on which the request's order in the queue, its worker and its retries depend."""
 
@@ -91,6 +108,7 @@ class Client:
     address: str = ""  # network address (of IPv6 the /64); "" unknown
     deadline_s: float = float("inf")  # time on the gateway's clock until which the client waits for its first byte
     workers: frozenset[str] | None = None  # names of the workers that may run its request; None: all
+    slo: SloClass | None = None  # its limits of latency
 
 
 ANONYMOUS = Client()
@@ -118,7 +136,7 @@ class ClientRequest:
     headers: list[tuple[str, str]]  # headers for the engine
     client: Client = ANONYMOUS
     memory_bytes: int = 0  # estimated memory of body, text and fields
-    charge: Callable[[Request], None] | None = None  # charges the predicted tokens to quotas, or raises
+    charge: Callable[[Request], Awaitable[None]] | None = None  # charges the predicted tokens to quotas, or raises
     _fields: dict[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:

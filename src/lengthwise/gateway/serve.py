@@ -8,7 +8,8 @@ import importlib
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from lengthwise.gateway.admin import AdminApp
     from lengthwise.gateway.envoy import Picker
     from lengthwise.gateway.replanning import PlanTracker
+    from lengthwise.gateway.tenants.accounts import Accounts
+    from lengthwise.gateway.tenants.records import TenantSettings
 
 _log = logging.getLogger("lengthwise.gateway")
 _POLL_INTERVAL_S = 0.01
 _FIRST_CHECK_S = 2.0  # time for engines to report their properties at the start; slower ones are added later
-_FIXED_SECTIONS = ("listen", "prediction", "envoy")
+_FIXED_SECTIONS = ("listen", "prediction", "envoy", "tenants", "oidc", "external_auth")
 _SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
 
@@ -47,9 +50,10 @@ def require_extra(command: str = "lengthwise serve") -> None:
 class Gateway:
     """A complete gateway: an async context manager that serves requests within its block.
 
-    ``listeners`` receive the events of every request. ``make_predictor`` and ``make_fleet`` replace LengthPredictor and
-    Fleet, for example by a predictor that knows the lengths. ``make_replanner`` makes a replanner, which adapts the
-    schedule of mode rra to the lengths of requests. Raises InputError if the gateway cannot serve.
+    ``wall`` is the clock of quotas. ``listeners`` receive the events of every request. ``make_predictor`` and
+    ``make_fleet`` replace LengthPredictor and Fleet, for example by a predictor that knows the lengths.
+    ``make_replanner`` makes a replanner, which adapts the schedule of mode rra to the lengths of requests. Raises
+    InputError if the gateway cannot serve.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Gateway:
         config: GatewayConfig,
         *,
         clock: Clock = monotonic,
+        wall: Clock = time.time,
         listeners: tuple[Listener, ...] = (),
         make_predictor: Callable[..., Any] | None = None,
         make_fleet: Callable[..., Any] | None = None,
@@ -65,7 +70,7 @@ class Gateway:
         require_extra()
         if make_replanner is not None and config.order.mode != "rra":
             raise InputError(f"only mode rra has a schedule to replan; the mode is {config.order.mode}")
-        self.config, self._clock, self._listeners = config, clock, listeners
+        self.config, self._clock, self._wall, self._listeners = config, clock, wall, listeners
         self._make_predictor, self._make_fleet, self._make_replanner = make_predictor, make_fleet, make_replanner
         self.port, self.started, self._stopped = 0, False, False
         self.admin_port: int | None = None
@@ -165,7 +170,8 @@ class Gateway:
             admin_listener = stack.enter_context(bind_socket(listen.admin_host, listen.admin_port, "admin port"))
         self.scheduler = Scheduler(config.order, config.admission, config.dispatch)
         driver = self.driver = SchedulerDriver(self.scheduler, clock, self._listeners)
-        tenants = Tenants()
+        tenants = self._tenants = Tenants()
+        accounts = await self._open_accounts()
         self.telemetry = Telemetry(config, clock, statistics=driver.statistics, tenants=tenants)
         make_predictor = self._make_predictor or LengthPredictor
         self.length_predictor: Any = make_predictor(config.prediction, clock, driver.repredict)
@@ -193,15 +199,54 @@ class Gateway:
             app = self._admin = AdminApp(config, driver, self.fleet, self.length_predictor, self.telemetry, clock=clock)
             await stack.enter_async_context(app)
             _, self.admin_port = await self._serve(app, admin_listener)
-        if config.envoy.ext_proc_port is not None:
-            from lengthwise.gateway.envoy import Picker
-
-            picker = Picker(self.app, self.relay, driver, self.fleet, self.telemetry)
-            self.picker = await stack.enter_async_context(picker)
+        if accounts is not None:
+            self._use_accounts(accounts)
+        await self._open_identity()
+        await self._open_picker()
         # The clients' port opens last, so that /ready answers only when everything else is up. Until ``started`` it
         # fails, as a signal still stops the gateway at once.
         self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
         self.started = True
+
+    async def _open_accounts(self) -> Accounts | None:
+        if self.config.tenants.store is None:
+            return None
+        from lengthwise.gateway.tenants.accounts import Accounts
+
+        accounts = await self._stack.enter_async_context(Accounts(self.config.tenants, wall=self._wall))
+        self.driver.listeners.add(accounts)
+        return accounts
+
+    async def _open_identity(self) -> None:
+        from lengthwise.gateway.edge.identity import AuthService, TokenVerifier
+
+        if self.config.oidc is not None:
+            verifier = TokenVerifier(self.config.oidc, self._clock)
+            self.app.identity = await self._stack.enter_async_context(verifier)
+        elif self.config.external_auth is not None:
+            self.app.identity = await self._stack.enter_async_context(AuthService(self.config.external_auth))
+
+    async def _open_picker(self) -> None:
+        if self.config.envoy.ext_proc_port is not None:
+            from lengthwise.gateway.envoy import Picker
+
+            picker = Picker(self.app, self.relay, self.driver, self.fleet, self.telemetry)
+            self.picker = await self._stack.enter_async_context(picker)
+
+    def _use_accounts(self, accounts: Accounts) -> None:
+        """Use keys and weights of the store of tenants, now and after each change. Serve the API that changes them."""
+        from lengthwise.gateway.tenants.api import TenantsApi
+
+        def renew(tenants: Mapping[str, TenantSettings]) -> None:
+            self.app.renew_keys(self.config)
+            self.scheduler.service.weights = {self._tenants.number(name): one.weight for name, one in tenants.items()}
+
+        self.app.accounts, accounts.on_change = accounts, renew
+        renew(accounts.tenants)
+        if self._admin is not None:
+            self._admin.tenants = TenantsApi(
+                accounts, self.config.tenants.admin_sha256 or "", self._clock, lambda: self.config.slo_classes
+            )
 
     def _num_in_flight(self, name: str) -> int:
         return sum(worker.in_flight for worker in self.driver.statistics().workers if worker.name == name)

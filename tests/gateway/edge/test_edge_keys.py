@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -135,7 +136,7 @@ def quoted(caller, clock, *, prompt=10, predicted=90.0, n=1):
     charge = Charge(caller, clock, headers)
     request = Request(1, 0.0, "m", prompt, 1000, choices=n, length_prediction=LengthPrediction(predicted))
     charge.__enter__()
-    charge(request)
+    asyncio.run(charge(request))
     return charge, request, dict(headers)
 
 

@@ -24,15 +24,18 @@ told = json.loads(sys.argv[1])
 if told["files"]:
     import resource
     resource.setrlimit(resource.RLIMIT_NOFILE, (told["files"], told["files"]))
-from lengthwise.gateway.config import Engine, PredictionConfig, GatewayConfig, Listen, ResilienceConfig
+from lengthwise.gateway.config import (
+    Engine, PredictionConfig, GatewayConfig, Listen, ResilienceConfig, TenantsConfig,
+)
 from lengthwise.gateway.serve import serve
 config = GatewayConfig(
     engines=tuple(Engine(url, concurrency=told["concurrency"]) for url in told["engines"]),
     prediction=PredictionConfig(predictor="none"),
-    listen=Listen(port=told["port"], admin_port=None),
+    listen=Listen(port=told["port"], admin_port=0 if told["tenants"] else None),
     resilience=ResilienceConfig(**told["resilience"]),
+    tenants=TenantsConfig(**told["tenants"]),
 )
-serve(config, ready=lambda port, _: print(port, flush=True))
+serve(config, ready=lambda port, admin_port: print(port, admin_port, flush=True))
 """
 
 
@@ -93,6 +96,7 @@ class Gateway:
 
     port: int
     process: asyncio.subprocess.Process
+    admin_port: int = 0
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -104,12 +108,18 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway_process(
-    urls: list[str], *, port: int = 0, concurrency: int | None = 4, files: int = 0
+    urls: list[str],
+    *,
+    port: int = 0,
+    concurrency: int | None = 4,
+    files: int = 0,
+    tenants: dict[str, Any] | None = None,
 ) -> AsyncIterator[Gateway]:
     reported = {"engines": urls, "port": port or free_port(), "concurrency": concurrency, "files": files,
-            "resilience": asdict(CARE)}  # fmt: skip
+            "resilience": asdict(CARE), "tenants": tenants or {}}  # fmt: skip
     async with process("-c", _SERVE, json.dumps(reported)) as (running, first):
-        yield Gateway(int(first), running)
+        ports = first.split()
+        yield Gateway(int(ports[0]), running, int(ports[1]) if tenants else 0)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Serve the read-only admin port: metrics, the page, and the page's data."""
+"""Serve the admin port: metrics, the page and its data, which are read-only, and the API of tenants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, State
 from lengthwise.gateway.background import background
@@ -24,6 +24,9 @@ from lengthwise.gateway.observe import Monitor, RecentRows
 from lengthwise.gateway.protocols import Clock, monotonic
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.tenants.api import TenantsApi
 
 
 @lru_cache(maxsize=1)
@@ -108,6 +111,7 @@ class AdminApp:
         self._snapshot: tuple[float, bytes] = (float("-inf"), b"")
         self._streams: set[asyncio.Event] = set()
         self._stack = contextlib.AsyncExitStack()
+        self.tenants: TenantsApi | None = None
 
     def configure(self, config: GatewayConfig) -> None:
         """Show this configuration on the page from now on."""
@@ -135,6 +139,8 @@ class AdminApp:
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
         if path != "/healthz" and not is_allowed_host(host, self._host_name):
             await _respond(send, 421, b"This server does not serve this host name.\n", b"text/plain")
+        elif self.tenants is not None and path.startswith("/admin/"):
+            await self.tenants(scope, receive, send)
         elif path not in ("/", "/state.json", "/events", "/healthz", "/metrics"):
             await _respond(send, 404, b"Not found.\n", b"text/plain")
         elif method not in ("GET", "HEAD"):
@@ -151,12 +157,13 @@ class AdminApp:
             await _respond(send, 200, generate_latest(self._registry), CONTENT_TYPE_LATEST.encode())
         elif path == "/state.json":
             await _respond(send, 200, self._state(), b"application/json")
-        elif len(self._streams) >= MAX_STREAMS:
-            await _respond(send, 503, b"Too many event streams are open.\n", b"text/plain")
         else:
             await self._stream_events(receive, send)
 
     async def _stream_events(self, receive: Receive, send: Send) -> None:
+        if len(self._streams) >= MAX_STREAMS:
+            await _respond(send, 503, b"Too many event streams are open.\n", b"text/plain")
+            return
         closed = asyncio.Event()
         self._streams.add(closed)
 

@@ -24,10 +24,17 @@ from lengthwise.policy.contracts import Policy
 _RUNNING, _PREEMPTING = State.RUNNING, State.PREEMPTING
 
 
-def waiting_tokens(queue: Queue, bins: Bins) -> dict[str, float]:
-    """Return, for each model, the predicted remaining tokens of all requests that wait in the queue or in a bin."""
-    models = sorted(queue.tokens.keys() | bins.tokens.keys())
-    return {model: queue.tokens.get(model, 0.0) + bins.tokens.get(model, 0.0) for model in models}
+def waiting_tokens(queue: Queue, bins: Bins, priority: float = math.inf) -> dict[str, float]:
+    """Return, for each model, the predicted remaining tokens of all requests that wait in the queue or in a bin.
+
+    ``priority`` limits them to this priority class and to those that are served earlier.
+    """
+    found: dict[str, float] = {}
+    for place in sorted(queue.tokens.keys() | bins.tokens.keys()):
+        if place[1] <= priority:
+            tokens = queue.tokens.get(place, 0.0) + bins.tokens.get(place, 0.0)
+            found[place[0]] = found.get(place[0], 0.0) + tokens
+    return found
 
 
 def drain_times_s(
@@ -162,6 +169,12 @@ class WorkerPool:
         rates = [worker.throughput.tokens_per_s or mean_rate for worker in self.up]
         times_s = drain_times_s(served, indices, rates)
         return min(times_s[at] for at in indices[model]) + first_slot_s
+
+    def decode_s(self, model: str, tokens: float) -> float:
+        """Return the predicted seconds that a request for ``model`` generates ``tokens`` tokens, at today's batches."""
+        serving = [worker for worker in self.up if model in worker.state.models]
+        rate = sum(worker.throughput.tokens_per_s or 0.0 for worker in serving)
+        return tokens * sum(len(worker.active) for worker in serving) / rate if rate else 0.0
 
     def _update_models(self, now_s: float) -> None:
         self.up = [worker for worker in self if worker.state.up]

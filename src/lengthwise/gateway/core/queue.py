@@ -79,13 +79,17 @@ class TimePerRequest:
 
 
 class Backlog:
-    """Totals over queued requests: size of their bodies, counts, and predicted remaining output tokens by model."""
+    """Totals over queued requests: size of their bodies, counts, and predicted remaining output tokens.
+
+    ``tokens`` are by model and priority class.
+    """
 
     def __init__(self) -> None:
         self.body_bytes = 0
         self.count_by_tenant: Counter[int] = Counter()
         self.count_by_model: defaultdict[str, int] = defaultdict(int)
-        self.tokens: defaultdict[str, float] = defaultdict(float)
+        self._count_by_class: Counter[tuple[str, int]] = Counter()
+        self.tokens: defaultdict[tuple[str, int], float] = defaultdict(float)
 
     def set_prediction(self, entry: Entry, length_prediction: LengthPrediction) -> None:
         """Store a new prediction of a request, and update the totals."""
@@ -100,9 +104,13 @@ class Backlog:
         if self.count_by_tenant[tenant] == 0:
             del self.count_by_tenant[tenant]
         self.count_by_model[model] += sign
-        self.tokens[model] += sign * entry.remaining_tokens
         if self.count_by_model[model] == 0:
-            del self.count_by_model[model], self.tokens[model]
+            del self.count_by_model[model]
+        place = model, entry.request.client.priority
+        self._count_by_class[place] += sign
+        self.tokens[place] += sign * entry.remaining_tokens
+        if self._count_by_class[place] == 0:
+            del self._count_by_class[place], self.tokens[place]
 
 
 class Queue(Backlog):

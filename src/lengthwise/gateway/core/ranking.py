@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -85,10 +85,12 @@ class TenantService:
 
     A request's first dispatch charges its tenant for the prompt. Every dispatch charges twice the predicted output,
     which is later corrected to the generated tokens. When a tenant starts to wait, its counter is raised to the least
-    counter of the waiting tenants, so that a tenant earns no credit while it sends no requests.
+    counter of the waiting tenants, so that a tenant earns no credit while it sends no requests. A tenant of weight 2
+    is charged half of its tokens, so that it gets twice as many as a tenant of weight 1 while both wait.
     """
 
     def __init__(self) -> None:
+        self.weights: Mapping[int, float] = {}  # of tenants; all others have weight 1
         self._served: dict[int, float] = {}
         self._waiting: dict[int, int] = {}
         self._level = 0.0
@@ -100,7 +102,9 @@ class TenantService:
     def without(self, entry: Entry) -> float:
         """Return the service of the request's tenant, without the charge for this request."""
         q = entry.request
-        return self.of(q.client.tenant) - q.prompt_tokens - SERVICE_OUTPUT_WEIGHT * entry.charged_tokens
+        tenant, output = q.client.tenant, SERVICE_OUTPUT_WEIGHT * entry.charged_tokens
+        weight = self.weights.get(tenant, 1.0)
+        return self.of(tenant) - q.prompt_tokens / weight - output / weight
 
     def start_waiting(self, tenant: int) -> None:
         """Count one more waiting request of the tenant."""
@@ -121,7 +125,8 @@ class TenantService:
         """Charge the tenant for prompt tokens, and replace its charge for the request's output by ``output_tokens``."""
         more = SERVICE_OUTPUT_WEIGHT * (output_tokens - entry.charged_tokens)
         tenant = entry.request.client.tenant
-        self._served[tenant] = self.of(tenant) + prompt_tokens + more
+        weight = self.weights.get(tenant, 1.0)
+        self._served[tenant] = self.of(tenant) + prompt_tokens / weight + more / weight
         entry.charged_tokens = output_tokens
 
 

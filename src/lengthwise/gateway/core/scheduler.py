@@ -333,12 +333,36 @@ class Scheduler:
         elif queued_bytes + request.body_bytes > admission.max_queued_bytes:
             reason, message = "queue_bytes", f"{queued_bytes} bytes of requests are waiting already."
         elif limit_s == math.inf:
-            return None
+            return self._slo_refusal(now_s, request)
         wait_s = self.worker_pool.wait_s(now_s, model, waiting_tokens(self.queue, self.bins))
         if not reason and wait_s > limit_s:
             reason = "predicted_wait"
             message = f"The predicted wait is {wait_s:.1f} s; at most {limit_s:g} s are admitted."
-        return Refusal(429, reason, message, float(max(1, math.ceil(min(wait_s, 3600.0))))) if reason else None
+        if not reason:
+            return self._slo_refusal(now_s, request)
+        return Refusal(429, reason, message, float(max(1, math.ceil(min(wait_s, 3600.0)))))
+
+    def _slo_refusal(self, now_s: float, request: Request) -> Refusal | None:
+        """Return the refusal of a request that must wait and is predicted to exceed a limit of its class, or None.
+
+        The predicted wait is behind the requests of its priority class and of those before it.
+        """
+        if (slo := request.client.slo) is None:
+            return None
+        pool, priority, model = self.worker_pool, request.client.priority, request.model
+        wait_s = pool.wait_s(now_s, model, waiting_tokens(self.queue, self.bins, priority))
+        if wait_s <= 0:
+            return None
+        tokens = min(request.length_prediction.total_tokens, float(request.max_tokens))
+        late_s = {"ttft": (wait_s, slo.ttft_s), "jct": (wait_s + pool.decode_s(model, tokens), slo.jct_s)}
+        for name, (predicted_s, limit_s) in late_s.items():
+            if predicted_s > limit_s:
+                message = (
+                    f"The predicted {name.upper()} is {predicted_s:.1f} s with a wait of {wait_s:.1f} s; the class "
+                    f"{slo.name} has the limit {name}_s = {limit_s:g}."
+                )
+                return Refusal(429, "slo", message, float(max(1, math.ceil(min(predicted_s - limit_s, 3600.0)))))
+        return None
 
     def _enqueue(self, now_s: float, entry: Entry, since_s: float | None = None) -> None:
         self.queue.add(now_s, entry, since_s=since_s)

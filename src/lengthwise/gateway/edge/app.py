@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import msgspec
@@ -21,6 +21,10 @@ from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unk
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.request import UNAUTHENTICATED, ClientRequest, InvalidBodyError, PrefixHasher, Refusal
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.edge.identity import AuthService, TokenVerifier
+    from lengthwise.gateway.tenants.accounts import Accounts
 
 _MODELS = b"/v1/models/"
 
@@ -94,6 +98,8 @@ class App:
         self._entries = entries
         self._listener = listener or Listener()
         self._tenants = Tenants() if tenants is None else tenants
+        self.accounts: Accounts | None = None  # accounts of a store of tenants
+        self.identity: TokenVerifier | AuthService | None = None  # identifies callers other than by keys
         self.keys = Keys(config, clock, tenants=self._tenants)
         self.draining, self.in_flight = False, 0
         self.body_budget = asgi.BodyBudget(config.limits.body_budget_bytes)
@@ -105,10 +111,16 @@ class App:
         """Apply other keys and limits to later requests. A key in both configurations keeps the rest of its quotas."""
         self._limits, prefixes = config.limits, config.dispatch.prefixes
         hasher = None if prefixes == "none" else self._prefix_hasher
-        self._parser = RequestParser(config.limits, hasher, by_tenant=prefixes == "tenant")
+        self._parser = RequestParser(
+            config.limits, hasher, by_tenant=prefixes == "tenant", slo_classes=config.slo_classes
+        )
         self.body_budget.max_bytes = config.limits.body_budget_bytes
-        self.keys = Keys(config, self._clock, self.keys, tenants=self._tenants)
-        self.document = document(config.limits, keys=bool(config.keys))
+        self.renew_keys(config)
+        self.document = document(config.limits, keys=config.needs_key)
+
+    def renew_keys(self, config: GatewayConfig) -> None:
+        """Use the keys of a configuration and the current keys of the store of tenants for later requests."""
+        self.keys = Keys(config, self._clock, self.keys, tenants=self._tenants, accounts=self.accounts)
 
     def refused(self, fault: Fault, tenant: int = UNAUTHENTICATED) -> None:
         """Report to the listener that the app or its server refused a request."""
@@ -157,10 +169,13 @@ class App:
                 await exchange.send(200, _JSON, self._open_body(target))
                 return
             address = (scope.get("client") or ("",))[0]
-            key, authorization = headers.get(b"x-api-key"), headers.get(b"authorization")
-            if authorization is None and key is not None:  # as Anthropic's client sends it
-                authorization = b"Bearer " + key
-            caller = self.keys.caller(authorization, address)
+            if b"authorization" not in headers and (secret := headers.get(b"x-api-key")) is not None:
+                headers[b"authorization"] = b"Bearer " + secret  # as Anthropic's client sends it
+            named = None if self.identity is None else await self.identity.key(headers, scope)
+            if named is None:
+                caller = self.keys.caller(headers.get(b"authorization"), address)
+            else:
+                caller = self.keys.identified(named)
             exchange.tenant = caller.tenant
             if target.api:
                 arguments = (target.api, caller, network(address), headers, request_id)
@@ -206,7 +221,7 @@ class App:
         self.in_flight += 1
         try:
             owner = caller if caller.key else address
-            charge = Charge(caller, self._clock, exchange.headers)
+            charge = Charge(caller, self._clock, exchange.headers, self.accounts)
             with caller, asgi.BodyReservation(self.body_budget, owner) as reservation, charge:
                 exchange.headers += caller.take_request(self._clock())
                 client_request.check_media_type(APIS[api], headers)
@@ -223,7 +238,7 @@ class App:
                 known = self._models()
                 if not caller.can_access(request.model) or (known and request.model not in known):
                     raise unknown_model(request.model)
-                request.charge = charge if caller.quotas else None
+                request.charge = charge if charge.is_needed else None
                 exchange.scheduler_reports_refusals = True
                 answer = await handler(request)
                 reservation.shrink_to(request.memory_bytes)

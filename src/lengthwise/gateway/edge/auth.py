@@ -6,12 +6,18 @@ import hashlib
 import hmac
 import ipaddress
 import math
+import time
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 from lengthwise.gateway.config import GatewayConfig, Key
 from lengthwise.gateway.edge.errors import Fault
 from lengthwise.gateway.protocols import Clock
 from lengthwise.gateway.request import Request
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.tenants.accounts import Accounts
+    from lengthwise.gateway.tenants.records import ManagedKey
 
 MAX_FAILURES = 30  # wrong keys per minute from one address
 _PERIOD_S = 60.0
@@ -116,9 +122,10 @@ class Caller:
         self.open = 0
         self.update(key, tenant)
 
-    def update(self, key: Key | None, tenant: int) -> None:
+    def update(self, key: Key | None, tenant: int, account: ManagedKey | None = None) -> None:
         """Change the settings of the key. Open requests and the contents of buckets stay."""
         self.key, self.tenant, self.models = key, tenant, frozenset(key.models if key else ())
+        self.account = account  # pays for the requests in the store of tenants; None: nothing does
         self.quotas: list[tuple[str, Bucket, float, float]] = []  # name, bucket, units per prompt and output token
         if key is None:
             return
@@ -169,15 +176,24 @@ class Charge:
     is corrected to what the engine reports.
     """
 
-    def __init__(self, caller: Caller, clock: Clock, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, caller: Caller, clock: Clock, headers: list[tuple[bytes, bytes]], accounts: Accounts | None = None
+    ) -> None:
         self._caller, self._clock, self._headers = caller, clock, headers
+        self._accounts, self._account = accounts, caller.account
         self._request: Request | None = None
         self._output_tokens = 0.0
 
-    def __call__(self, request: Request) -> None:
+    @property
+    def is_needed(self) -> bool:
+        """Whether the key has quotas or an account."""
+        return bool(self._caller.quotas) or self._account is not None
+
+    async def __call__(self, request: Request) -> None:
         """Charge the prompt and the predicted output of all choices. Raises Fault (429) if that exceeds a quota.
 
-        A request that is larger than a complete quota is admitted only while nothing of that quota is used.
+        A request that is larger than a complete quota is admitted only while nothing of that quota is used. The quotas
+        of the store of tenants are fixed: such a request exceeds them.
         """
         now_s, prompt_tokens = self._clock(), request.prompt_tokens
         output_tokens = request.choices * min(request.length_prediction.total_tokens, float(request.max_tokens))
@@ -189,6 +205,8 @@ class Charge:
         self._request, self._output_tokens = request, output_tokens
         for name, bucket, *_ in self._caller.quotas:
             self._headers += bucket.headers(b"tokens") if name == "tokens_per_minute" else ()
+        if self._accounts is not None and self._account is not None:
+            await self._accounts.reserve(self._account, request, output_tokens)
 
     def __enter__(self) -> None: ...
 
@@ -198,6 +216,8 @@ class Charge:
             output_tokens = request.generated_tokens + request.dispatch.unseen_tokens
             prompt_tokens = 0 if not_served else request.dispatch.reported_prompt_tokens or request.prompt_tokens
             self._take(prompt_tokens - request.prompt_tokens, output_tokens - self._output_tokens)
+            if self._accounts is not None:
+                self._accounts.settle(request, None if not_served else (prompt_tokens, round(output_tokens)))
 
     def _take(self, prompt_tokens: int, output_tokens: float) -> None:
         for _, bucket, prompt_units, output_units in self._caller.quotas:
@@ -205,25 +225,60 @@ class Charge:
 
 
 class Keys:
-    """All API keys by their hash. A key that is also in ``previous`` retains its used quotas and its open requests."""
+    """All API keys by their hash. A key that is also in ``previous`` retains its used quotas and its open requests.
+
+    ``accounts`` adds the keys of a store. A key of the configuration has an account if the store has its tenant.
+    """
 
     def __init__(
-        self, config: GatewayConfig, clock: Clock, previous: Keys | None = None, *, tenants: Tenants | None = None
+        self,
+        config: GatewayConfig,
+        clock: Clock,
+        previous: Keys | None = None,
+        *,
+        tenants: Tenants | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         tenants = Tenants() if tenants is None else tenants
-        self._anonymous = Caller(None, 0)
+        self._tenants, self._accounts = tenants, accounts
+        self._anonymous = None if config.needs_key else Caller(None, 0)
         known = previous.callers if previous else {}
         self.callers: dict[str, Caller] = {}
+
+        def caller_of(name: str, key: Key, account: ManagedKey | None) -> Caller:
+            number = tenants.number(key.tenant)
+            caller = self.callers[name] = known.get(name) or Caller(key, number)
+            caller.update(key, number, account)
+            return caller
+
+        self._hashed = []
         for key in config.keys:
-            digest, number = key.sha256.lower(), tenants.number(key.tenant)
-            caller = self.callers[digest] = known.get(digest) or Caller(key, number)
-            caller.update(key, number)
-        self._hashed = [(digest.encode(), caller) for digest, caller in self.callers.items()]
+            digest = key.sha256.lower()
+            account = None if accounts is None else accounts.of_configured(key)
+            self._hashed.append((digest.encode(), caller_of(digest, key, account)))
+        # A store may have thousands of keys: those whose hash begins with the same digits are compared.
+        self._stored: dict[str, list[tuple[bytes, float, Caller]]] = {}
+        for managed in accounts.keys if accounts else ():
+            caller = caller_of(managed.id, managed.key, managed)
+            for digest, until_s in managed.digests:
+                self._stored.setdefault(digest[:8], []).append((digest.encode(), until_s, caller))
+        self._wall = time.time if accounts is None else accounts.wall
         self.throttle: AuthThrottle = previous.throttle if previous else AuthThrottle(clock)
+
+    def identified(self, key: Key) -> Caller:
+        """Return the caller of a tenant that another service has identified."""
+        name = f"identity:{key.priority}:{key.tenant}"
+        if (caller := self.callers.get(name)) is None:
+            number, account = self._tenants.number(key.tenant), None
+            if self._accounts is not None:
+                account = self._accounts.of_configured(key, "identity")
+            caller = self.callers[name] = Caller(key, number)
+            caller.update(key, number, account)
+        return caller
 
     def caller(self, authorization: bytes | None, address: str) -> Caller:
         """Return the owner of the key in an Authorization header. Raises Fault (401, or 429 after many wrong keys)."""
-        if not self._hashed:
+        if self._anonymous is not None:
             return self._anonymous
         challenge = [(b"www-authenticate", b"Bearer")]
         if authorization is None:
@@ -233,6 +288,13 @@ class Keys:
         given = hashlib.sha256(secret.strip()).hexdigest()
         # All keys are compared, so that the time does not depend on which one is right.
         matches = [caller for hashed, caller in self._hashed if hmac.compare_digest(hashed, given.encode())]
+        if stored := self._stored.get(given[:8]):
+            now_s = self._wall()
+            matches += [
+                one
+                for hashed, until_s, one in stored
+                if hmac.compare_digest(hashed, given.encode()) and now_s < until_s
+            ]
         digest = given if matches and scheme.lower() == b"bearer" else None
         if after_s := self.throttle.refused_s(address, digest):
             message = "Too many wrong API keys came from your address."

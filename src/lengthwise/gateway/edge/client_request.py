@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from lengthwise.gateway.apis import APIS, ENGINE_FIELDS, Api, Body, Chat, Comple
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
-from lengthwise.gateway.request import NO_PREFIX, Client, ClientRequest, PrefixHasher, PromptPrefix
+from lengthwise.gateway.request import NO_PREFIX, Client, ClientRequest, PrefixHasher, PromptPrefix, SloClass
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_tokens
 
 
@@ -132,7 +133,7 @@ def _integer(name: str, value: Number, minimum: int, maximum: int) -> int | None
 Headers = dict[bytes, bytes]  # by lower-case name
 _KNOWN_HEADERS = frozenset({
     b"accept", b"authorization", b"content-encoding", b"content-length", b"content-type", b"traceparent",
-    b"tracestate", b"x-api-key", b"x-request-id", b"x-request-timeout-s", b"x-session-id",
+    b"tracestate", b"x-api-key", b"x-request-id", b"x-request-timeout-s", b"x-session-id", b"x-slo-class",
     b"x-stainless-read-timeout",
 })  # fmt: skip
 _IDENTIFIER = re.compile(rb"[A-Za-z0-9._:/=+\-]{1,128}\Z")
@@ -380,8 +381,16 @@ def _memory_bytes(body: bytes, text: str) -> int:
 class RequestParser:
     """Parses and checks requests. ``hasher`` hashes their prompts (None: no hashes), by tenant if ``by_tenant``."""
 
-    def __init__(self, limits: Limits, hasher: PrefixHasher | None = None, *, by_tenant: bool = True) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        hasher: PrefixHasher | None = None,
+        *,
+        by_tenant: bool = True,
+        slo_classes: Iterable[SloClass] = (),
+    ) -> None:
         self._limits, self._hasher, self._by_tenant = limits, hasher, by_tenant
+        self._slo_classes = {one.name: one for one in slo_classes}
         messages = max(limits.messages, _MIN_MESSAGES)
         self._shape = BodyShape(limits.depth, _OBJECTS * messages, _TEXTS * messages, limits.values)
 
@@ -406,14 +415,27 @@ class RequestParser:
         for field, title, pattern in _FORWARDED:
             if (value := headers.get(field)) is not None and pattern.match(value):
                 forwarded.append((title, value.decode()))
-        deadline_s = now_s + float(timeout if _SECONDS.match(timeout) else "inf")
+        slo = self._slo(caller, headers.get(b"x-slo-class"))
+        limit_s = math.inf if slo is None else min(slo.ttft_s if content.stream else math.inf, slo.jct_s)
+        deadline_s = now_s + min(limit_s, float(timeout if _SECONDS.match(timeout) else "inf"))
         priority = caller.key.priority if caller.key else 0
         return ClientRequest(
             api=api, body=body, model=content.model, stream=bool(content.stream), text=text, prompt_tokens=tokens,
             prefix=prefix, max_tokens=max_tokens, choices=choices, arrival_s=now_s, headers=forwarded,
-            client=Client(caller.tenant, priority, session, address, deadline_s),
+            client=Client(caller.tenant, priority, session, address, deadline_s, slo=slo),
             memory_bytes=2 * len(body) if route.is_form else _memory_bytes(body, text),
         )  # fmt: skip
+
+    def _slo(self, caller: Caller, header: bytes | None) -> SloClass | None:
+        name = header.decode("latin-1") if header is not None else caller.key.slo_class if caller.key else None
+        if name is None or (found := self._slo_classes.get(name)) is not None:
+            return None if name is None else found
+        if header is None:  # of a key of the store, and the configuration does not have the class any more
+            return None
+        known = ", ".join(self._slo_classes) or "none"
+        raise invalid(
+            None, f"X-SLO-Class must name a class of this gateway ({known}); it is {quoted(name)}.", "slo_class"
+        )
 
     def _parse_json(self, route: Api, body: bytes) -> Body:
         limits = self._limits

@@ -45,7 +45,7 @@ class Fault(Exception):  # noqa: N818 - a response, not always an error of the g
         """Return the response headers, with content-type and Retry-After (integer seconds, rounded up)."""
         headers = [(b"content-type", b"application/json"), *self.headers]
         if self.retry_after_s is not None:
-            after_s = max(1, math.ceil(min(self.retry_after_s, 86_400.0)))
+            after_s = max(1, math.ceil(min(self.retry_after_s, 31 * 86_400.0)))
             headers.append((b"retry-after", b"%d" % after_s))
         return headers
 

@@ -42,8 +42,8 @@ def document(limits: Limits, *, keys: bool) -> bytes:
         }
     name: Json = {"name": "model", "in": "path", "required": True, "schema": _STRING | {"minLength": 1}}
     gets = {
-        "/v1/models": _operation("listModels", "Models", "400 401 429 431", security),
-        "/v1/models/{model}": _operation("retrieveModel", "Model", "400 401 404 429 431", security)
+        "/v1/models": _operation("listModels", "Models", "400 401 429 431 503", security),
+        "/v1/models/{model}": _operation("retrieveModel", "Model", "400 401 404 429 431 503", security)
         | {"parameters": [name]},
         "/health": _operation("health", "Status", "400 431", []),
         "/ready": _operation("ready", "Status", "400 431 503", []),

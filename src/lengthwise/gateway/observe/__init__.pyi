@@ -1,3 +1,6 @@
+from .fairness import Fairness as Fairness
+from .fairness import fairness as fairness
+from .fairness import fairness_text as fairness_text
 from .gain_monitor import Monitor as Monitor
 from .gain_monitor import RecentRows as RecentRows
 from .ordering_gain import MAX_ERROR as MAX_ERROR

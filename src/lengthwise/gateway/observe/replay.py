@@ -26,7 +26,7 @@ from lengthwise.gateway.observe.trace import (
     max_concurrency_at_first_tokens,
     with_first_tokens,
 )
-from lengthwise.gateway.request import LengthPrediction, Request
+from lengthwise.gateway.request import Client, LengthPrediction, Request
 from lengthwise.gateway.scheduling import WorkerState
 from lengthwise.schema.cost_tables import CostEvidence, CostTables, Front, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
@@ -185,6 +185,7 @@ class Replayed:
 
     jct_s: Floats
     queued_for_s: Floats
+    ttft_s: Floats | None = None  # of a ``VirtualGateway``
 
 
 def replay(workload: Workload, service: Service, name: str, order: Order = Order()) -> Replayed:  # noqa: B008 - frozen
@@ -212,16 +213,24 @@ class VirtualGateway:
     tokens. What a preemption costs follows from the engines: an engine starts its next step before the gateway reads
     the tokens of the last one, so that the victim's slot is empty during that step. The request that takes the slot,
     and later the victim, go to the engine anew, and the victim's prompt and output are computed again. A preemption
-    waits while the text of the victim's last tokens is incomplete.
+    waits while the text of the victim's last tokens is incomplete. ``tenants`` are the tenants of the requests.
     """
 
     def __init__(
-        self, workload: Workload, service: Service, order: Order, withheld: Withheld | None = None, seed: int = 0
+        self,
+        workload: Workload,
+        service: Service,
+        order: Order,
+        withheld: Withheld | None = None,
+        seed: int = 0,
+        *,
+        tenants: Sequence[int] = (),
     ) -> None:
         d, n = deployment_of(workload, service, scheduler(FCFS, order)), len(workload)
         limits, seconds = Limits.of(d), step_time(d.cost)
         self._engines = {f"w{k}": ContinuousBatch(limits, seconds) for k in range(service.engines)}
         self._workload, self._order, self._front_s = workload, order, service.front_s
+        self._tenants = tenants or [0] * n
         self._scheduler = GatewayScheduler(order, Admission(max_queued=n, max_queued_per_tenant=n), Dispatch())
         concurrency = service.max_num_seqs or n
         states = [WorkerState(name, ("m",), concurrency=concurrency) for name in self._engines]
@@ -232,6 +241,7 @@ class VirtualGateway:
         self._sent: list[tuple[float, int]] = []  # heap of (arrival at the engine, request)
         self._tokens: list[int] = []  # requests with a token at this instant
         self._finished_s = np.full(n, math.nan)
+        self._first_token_s = np.full(n, math.nan)
         self._queued_for_s = np.full(n, math.nan)
         self._now_s, self._dispatches = -math.inf, 0
         self._withheld, self._random = withheld or Withheld(), np.random.default_rng(seed)
@@ -264,7 +274,8 @@ class VirtualGateway:
                 batch, sequence = self._sequences[heappop(self._sent)[1]]
                 batch.enter(sequence)
             wake_s = max(self._scheduler.next_s(now_s), now_s + _MIN_TIMER_S)
-        return Replayed(self._finished_s - self._workload.arrival_s, self._queued_for_s)
+        arrival_s = self._workload.arrival_s
+        return Replayed(self._finished_s - arrival_s, self._queued_for_s, self._first_token_s - arrival_s)
 
     def _schedule(self) -> None:
         while decisions := self._scheduler.schedule(self._now_s):
@@ -278,6 +289,7 @@ class VirtualGateway:
 
     def _arrive(self, i: int) -> None:
         request = Request(i, self._now_s, "m", int(self._workload.prompt_tokens[i]), _MAX_TOKENS)
+        request.client = Client(self._tenants[i])
         request.preemptible, request.length_prediction = True, self._prediction(i, 0)
         self._requests[i] = request
         refusal = self._scheduler.offer(self._now_s, request)
@@ -296,6 +308,8 @@ class VirtualGateway:
         request, now_s = self._requests[i], self._now_s
         generated = request.generated_tokens + 1
         self._scheduler.on_progress(now_s, i, generated)
+        if generated == 1:
+            self._first_token_s[i] = now_s
         if generated == self._workload.output_tokens[i]:
             self._interrupted.discard(i)
             self._finished_s[i], self._queued_for_s[i] = now_s, request.dispatch.queued_for_s

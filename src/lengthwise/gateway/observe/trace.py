@@ -22,12 +22,14 @@ _MAX_S = 1e11  # beyond it a double does not resolve microseconds
 
 
 class Context(NamedTuple):
-    """Session and prefixes of a request, and reports of its engine about the KV cache."""
+    """Session, prefixes and tenant of a request, and reports of its engine about the KV cache."""
 
     session: int  # hash of its name; 0: none
     prefix: tuple[PrefixKey, ...]
     cached_tokens: float  # cached prompt tokens; NaN: not reported
     kv_tokens: int  # size of the worker's KV cache; 0: not reported
+    tenant: str = ""
+    priority: int = 0  # priority class
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,9 @@ def of_rows(rows: Iterable[Row]) -> Trace:
         worker=np.array([workers[row.worker] for row in rows], dtype=np.int64),
         model=np.array([models[row.model] for row in rows], dtype=np.int64),
         repredictions=tuple(row.repredictions for row in rows),
-        contexts=tuple(Context(row.session, row.prefix, row.cached_tokens, row.kv_tokens) for row in rows),
+        contexts=tuple(
+            Context(row.session, row.prefix, row.cached_tokens, row.kv_tokens, row.tenant, row.priority) for row in rows
+        ),
         models=tuple(models),
         workers=tuple(workers),
     )

@@ -555,7 +555,7 @@ class Relay:
         else:  # one pass over the prompt, as of a request for one token
             request.length_prediction = LengthPrediction(1.0, "requested")
         if client_request.charge is not None:
-            client_request.charge(request)
+            await client_request.charge(request)
         return await self._driver.enter(request)
 
     async def _pass_on(self, client_request: ClientRequest) -> Answer:

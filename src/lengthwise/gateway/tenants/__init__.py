@@ -1,0 +1,1 @@
+"""Tenants: keys, quotas and usage in a store that several gateways may share, and the API that changes them."""
