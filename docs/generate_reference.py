@@ -83,6 +83,7 @@ GATEWAY_TABLES = {
     "[keys]": (gateway_sections.KeySection, (gateway_config.Key,)),
     "limits": (gateway_sections.LimitsSection, (gateway_config.Limits,)),
     "resilience": (gateway_sections.ResilienceSection, (gateway_config.ResilienceConfig,)),
+    "envoy": (gateway_sections.EnvoySection, (gateway_config.Envoy,)),
 }
 APP_MEANINGS = {
     "inputs.file": "Input rows: .jsonl, .csv or .parquet.",
