@@ -88,6 +88,7 @@ GATEWAY_TABLES = {
     "[slo_classes]": (gateway_sections.SloClassSection, (gateway_config.SloClass,)),
     "limits": (gateway_sections.LimitsSection, (gateway_config.Limits,)),
     "resilience": (gateway_sections.ResilienceSection, (gateway_config.ResilienceConfig,)),
+    "envoy": (gateway_sections.EnvoySection, (gateway_config.Envoy,)),
 }
 APP_MEANINGS = {
     "inputs.file": "Input rows: .jsonl, .csv or .parquet.",

@@ -270,7 +270,7 @@ class EnvoySection(Section):
     host: Text = _ENVOY.host
     port: Port = _ENVOY.port
     failure: Literal["closed", "open"] = "closed"
-    picker_timeout_s: _Above = _ENVOY.picker_timeout_s
+    picker_timeout_s: Annotated[_Above, Field(le=3600)] = _ENVOY.picker_timeout_s  # Envoy's limit
 
 
 class GatewayFile(Section):

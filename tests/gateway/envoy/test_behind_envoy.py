@@ -132,7 +132,8 @@ def test_answers_are_those_of_the_engine(tmp_path, change):
     key = "a-key"
     digest = hashlib.sha256(key.encode()).hexdigest()
     with in_thread(engine):
-        config = config_of(engine, keys=(Key("team", digest, tokens_per_minute=10_000_000),))
+        keys = (Key("team", digest, tokens_per_minute=10_000_000),)
+        config = config_of(engine, keys=keys, order=Order(mode="engine-plugin"))  # which changes bodies of requests
         if change is full_duplex:  # and by TLS, as they do
             authority, files = trustme.CA(), [tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem")]
             certificate = authority.issue_cert("127.0.0.1")
@@ -164,6 +165,7 @@ def test_answers_are_those_of_the_engine(tmp_path, change):
                 # Neither the client's key nor a header that chooses an engine reaches one.
                 forged = {"X-Gateway-Destination-Endpoint": "127.0.0.1:1", "X-Data-Parallel-Rank": "3"}
                 assert (await post(session, url, chat(), **own, **forged))[0] == 200
+                assert all("lengthwise_predicted" in entry.body["vllm_xargs"] for entry in engine.log.entries)
                 received = engine.log.entries[-1].headers
                 assert not received.keys() & {"authorization", "x-data-parallel-rank"}
                 assert received["x-gateway-destination-endpoint"] == engine.url.removeprefix("http://")

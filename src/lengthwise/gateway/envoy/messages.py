@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, struct_pb2
+from lengthwise.schema.errors import MissingExtraError
+
+try:
+    from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, struct_pb2
+except ImportError as error:
+    raise MissingExtraError("the endpoint picker", "envoy") from error
 
 _FILE, _PACKAGE = "lengthwise/ext_proc.proto", "lengthwise.ext_proc"
 _ENUM = "int32"  # an enum and an int32 have the same encoding

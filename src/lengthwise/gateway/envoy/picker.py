@@ -376,7 +376,7 @@ class Picker:
         try:
             import grpc
         except ImportError as error:
-            raise MissingExtraError("lengthwise serve --ext-proc-port", "envoy") from error
+            raise MissingExtraError("the endpoint picker", "envoy") from error
         config = self._relay.config
         limits, host, port = config.limits, config.listen.host, config.envoy.ext_proc_port
         server = self._server = grpc.aio.server(options=[
