@@ -183,9 +183,8 @@ def _check(body: Chat | Completion, limits: Limits) -> tuple[int | None, int]:  
             raise invalid("prompt", f"There must be at most {limits.messages} prompts; there are {prompts}.")
     choices = max(n or 1, best_of or 1) * prompts
     if choices > MAX_CHOICES:
-        raise invalid(
-            "prompt", f"There must be at most {MAX_CHOICES} outputs, choices times prompts; there are {choices}."
-        )
+        message = f"There must be at most {MAX_CHOICES} outputs, choices times prompts; there are {choices}."
+        raise invalid("prompt", message)
     return max_tokens, choices
 
 
@@ -462,9 +461,8 @@ class RequestParser:
             raise invalid(None, f"The body must be nested at most {limits.depth} levels deep.", "too_deep")
         if exceeded:
             name = "lists and objects" if exceeded == "objects" else exceeded
-            raise invalid(
-                None, f"The body must contain at most {getattr(self._shape, exceeded)} {name}.", "too_many_values"
-            )
+            message = f"The body must contain at most {getattr(self._shape, exceeded)} {name}."
+            raise invalid(None, message, "too_many_values")
         content = _decode(_CHATS, body) if api == CHAT else _decode(_COMPLETIONS, body)
         max_tokens, choices = _check(content, limits)
         text, tokens, prefix = _prompt(content, self._hasher, caller.tenant if self._by_tenant else 0)
