@@ -64,7 +64,9 @@ def test_one_run_states_the_source_of_its_intervals(toy) -> None:
     closed = Result(
         "one", fixed.summary, records, fixed.deployment, constant.replace('arrivals = "constant"', "concurrency = 1")
     )
-    for same in (replayed, fixed, closed):
+    none = dataclasses.replace(fixed.summary, counts=dataclasses.replace(fixed.summary.counts, finished=0))
+    rejected = Result("one", none, records, toy.deployment())
+    for same in (replayed, fixed, closed, rejected):
         assert "No intervals: too few requests." in printed([same], 80), "seeds change nothing"
     assert "±" not in text
     assert "MFU" not in text

@@ -318,7 +318,7 @@ def intervals_note(results: Sequence[Result]) -> str:
         workload = scenario_of(results[0]).get("workload", {})
         replayed = "trace" in workload and not {"request_rate", "arrivals", "concurrency"} & set(workload)
         drawn = ("prompt", "output") if "concurrency" in workload else ("prompt", "output", "arrivals")
-        is_same = replayed or all(_is_fixed(workload.get(key)) for key in drawn)
+        is_same = replayed or not summary.counts.finished or all(_is_fixed(workload.get(key)) for key in drawn)
         return f"no intervals: too few requests{'' if is_same or not results[0].deployment else '; use --seeds'}"
     return f"± half-widths of {level} within one run (batch means)"
 
