@@ -20,7 +20,7 @@ from typing import Any
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 DASH = "-"
 PARTS = {"fidelity": ("deployments",)}  # further files of results on a page
-SHARES = ("relative", "share")  # units shown in percent
+SHARES = ("relative", "share", "gain", "gain at least")  # units shown in percent
 Row = Mapping[str, Any]
 
 
@@ -1070,7 +1070,8 @@ def papers(name: str) -> None:
     for part in tomllib.loads((Path(__file__).parent / "papers.toml").read_text("utf-8"))["row"]:
         places = ", ".join(f"[{Path(path).name}](../{path})" for path in part["where"])
         command = f"`{part['command']}`" if "command" in part else ""
-        value = number(row["value"], row["unit"]) if (row := figures.get(part.get("figure"))) else part.get("ours", "")
+        measured = number(row["value"], row["unit"]) if (row := figures.get(part.get("figure"))) else ""
+        value = f"{measured} {part.get('ours', '')}".strip()
         cells = (part["item"], part["what"], places, command, part["stated"], value, part["verdict"])
         lines += [[cell or DASH for cell in cells]] * (part["paper"] == name)
     table(("part", "", "implemented in", "command", "paper", "ours", "verdict"), lines)

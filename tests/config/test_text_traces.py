@@ -156,6 +156,9 @@ def test_an_unknown_file_is_reported_for_both_formats(tmp_path):
         "Rename in_tok to prompt_tokens, out_tok to output_tokens, or name each by --column: "
         "prompt_tokens=in_tok, output_tokens=out_tok"
     )
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,6\n1,5\n")
+    with pytest.raises(InputError, match=r"row 2 must have 3 cells like the header; it has 2 \(cut off\?\)"):
+        read_trace(path)
     path.write_text("arrival,prompt,output\n0,10,20\n1,30,5\n")
     with pytest.raises(InputError, match=r"such as 10\. If they are numbers of tokens, name the column prompt_tokens"):
         read_trace(path)

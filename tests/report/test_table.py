@@ -61,7 +61,12 @@ def test_one_run_states_the_source_of_its_intervals(toy) -> None:
     replayed = Result("one", summarize(records), records, toy.deployment(), '[workload]\ntrace = "log.csv"\n')
     constant = '[workload]\nprompt = 9\noutput = { kind = "fixed", tokens = 5 }\narrivals = "constant"\n'
     fixed = Result("one", summarize(records), records, toy.deployment(), constant)
-    for same in (replayed, fixed):
+    closed = Result(
+        "one", fixed.summary, records, fixed.deployment, constant.replace('arrivals = "constant"', "concurrency = 1")
+    )
+    none = dataclasses.replace(fixed.summary, counts=dataclasses.replace(fixed.summary.counts, finished=0))
+    rejected = Result("one", none, records, toy.deployment())
+    for same in (replayed, fixed, closed, rejected):
         assert "No intervals: too few requests." in printed([same], 80), "seeds change nothing"
     assert "±" not in text
     assert "MFU" not in text

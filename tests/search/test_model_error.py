@@ -90,6 +90,9 @@ def test_advantages_have_no_loss_of_zero_and_count_whole_gpus() -> None:
     assert sentence(dollars, Estimate(100.0, 1.0), Estimate(60.0, 1.0)) == (
         "has 40% (38% to 42%) fewer requests per dollar."
     )
+    assert "to 100%) fewer" in sentence(dollars, Estimate(100.0, 30.0), Estimate(15.0, 20.0)), (
+        "nothing has less than none"
+    )
     assert sentence(gpus, Estimate(4.0, 0.0), Estimate(5.0, 0.0)) == "takes 1 more GPU."
     assert sentence(gpus, Estimate(4.0, 0.0), Estimate(8.0, 0.0)) == "takes 4 more GPUs."
     drawn_gpus = [

@@ -178,12 +178,12 @@ def weight_dtype(keys: ConfigKeys) -> str:
         if any(method.startswith(prefix) for method in methods):
             return dtype
     kind, bits = "int", table.get("bits") or table.get("w_bit") or 0
-    if groups := table.get("config_groups"):
-        weights = next(iter(groups.values())).get("weights") or {}
+    if isinstance(groups := table.get("config_groups"), Mapping) and groups:
+        weights = next((one.get("weights") for one in groups.values() if isinstance(one, Mapping)), None) or {}
         kind, bits = str(weights.get("type", "int")), weights.get("num_bits") or 0
     elif table.get("load_in_4bit") or table.get("load_in_8bit"):
         bits = 4 if table.get("load_in_4bit") else 8
-    if (kind, bits) not in _BY_BITS:
+    if not isinstance(bits, int) or (kind, bits) not in _BY_BITS:
         raise InputError(
             f"{keys.where}: quantization_config must be fp8, awq, gptq, compressed-tensors, bitsandbytes, mxfp4 "
             f"or modelopt with 4 or 8 bits; it is {dict(table)}. Remove it and set weight_dtype"

@@ -43,7 +43,7 @@ def model(name_or_path: str | Path) -> ModelSpec:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file} must be JSON: {error}") from error
     if not isinstance(config, dict):
         raise InputError(f"{file} must hold a JSON object; it holds a {type(config).__name__}")

@@ -121,9 +121,8 @@ class Phases:
             if not 0 <= self.threshold < 1:
                 raise InputError(f"threshold must be from 0 to below 1; it is {self.threshold!r}")
             if self.decode_batch is None or self.mean_prompt_tokens is None:
-                raise InputError(
-                    "threshold must have decode_batch and mean_prompt_tokens: batches are kept near these means"
-                )
+                reason = "batches are kept near these means"
+                raise InputError(f"threshold must have decode_batch and mean_prompt_tokens: {reason}")
 
     @property
     def request_limit(self) -> int | None:
@@ -363,9 +362,8 @@ class Limits:
     def __post_init__(self) -> None:
         _require_integers(self, 1, "body_budget_bytes", "values")
         if self.body_budget_bytes < self.body_bytes:
-            raise InputError(
-                f"body_budget_bytes must be at least body_bytes; they are {self.body_budget_bytes}, {self.body_bytes}"
-            )
+            both = f"{self.body_budget_bytes}, {self.body_bytes}"
+            raise InputError(f"body_budget_bytes must be at least body_bytes; they are {both}")
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,8 @@ def statistic_of(name: str) -> Statistic:
         return _tail_inflated
     found = re.fullmatch(r"q(0?\.\d+)", "q0.5" if name == "median" else name)
     if found is None:
-        raise InputError(
-            f'a statistic is "mean", "median", a quantile such as "q0.9", or "tail_inflated"; it is {name!r}'
-        )
+        message = f'a statistic is "mean", "median", a quantile such as "q0.9", or "tail_inflated"; it is {name!r}'
+        raise InputError(message)
     level = float(found[1])
     return lambda predicted, so_far: predicted.quantile_given(level, so_far)
 

@@ -419,6 +419,10 @@ def _nesting_error(path: Path, number: int) -> InputError:
 def _require_output(row: Row, raw: dict[str, Any], path: Path, number: int) -> None:
     if row.tokens is not None or (row.finish or "") in FAILED or raw.get("error"):
         return
+    lacking = sum(value is None for value in raw.values())
+    if lacking and path.name.removesuffix(".gz").endswith(".csv"):
+        cells = f"must have {len(raw)} cells like the header; it has {len(raw) - lacking} (cut off?)"
+        raise InputError(f"{path}, row {number} {cells}")
     raise InputError(
         f"{path}, row {number} must have an output ({', '.join(NAMES['output'][:3])}, ...) or its tokens "
         f"({', '.join(NAMES['output_tokens'][:2])}, ...); it has {', '.join(map(str, raw)) or 'nothing'}"

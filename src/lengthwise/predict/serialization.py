@@ -110,9 +110,8 @@ def load(path: Path | str) -> Any:
     except FileNotFoundError:
         raise InputError(f"there is no predictor file {path}") from None
     except _READ_ERRORS as error:
-        raise InputError(
-            f"{path} must be a complete file written by `save`; it is damaged, or another kind of file: {error}"
-        ) from error
+        message = f"{path} must be a complete file written by `save`; it is damaged, or another kind of file: {error}"
+        raise InputError(message) from error
     if meta.get("format") != FORMAT:
         raise InputError(
             f"{path} must be of format {FORMAT}; it is of {meta.get('format')!r}, "

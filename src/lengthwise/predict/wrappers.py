@@ -200,9 +200,8 @@ class Conformal(_ReadsAsInner):
         grid = (len(loaded.ages), len(LEVELS))
         shifts, scores, censored = array(arrays, "shifts", 2), arrays["scores"].astype(float), arrays["censored"]
         if shifts.shape != grid or scores.shape != (len(censored), *grid) or np.isinf(scores).any():
-            raise InputError(
-                f"shifts and scores must have ages x levels {grid}; they are {shifts.shape}, {scores.shape}"
-            )
+            message = f"shifts and scores must have ages x levels {grid}; they are {shifts.shape}, {scores.shape}"
+            raise InputError(message)
         spread, known = arrays["spread"].astype(float), np.isfinite(scores[:, :, 0])
         if spread.shape != known.shape or not (spread[known] > 0).all() or np.isinf(spread).any():
             raise InputError(f"spread must be above 0 wherever there is a score, {known.shape}; it is not")

@@ -317,7 +317,8 @@ def intervals_note(results: Sequence[Result]) -> str:
     if not any(c.estimate.has_interval for row in rows(results) for c in row.cells):
         workload = scenario_of(results[0]).get("workload", {})
         replayed = "trace" in workload and not {"request_rate", "arrivals", "concurrency"} & set(workload)
-        is_same = replayed or all(_is_fixed(workload.get(key)) for key in ("prompt", "output", "arrivals"))
+        drawn = ("prompt", "output") if "concurrency" in workload else ("prompt", "output", "arrivals")
+        is_same = replayed or not summary.counts.finished or all(_is_fixed(workload.get(key)) for key in drawn)
         return f"no intervals: too few requests{'' if is_same or not results[0].deployment else '; use --seeds'}"
     return f"± half-widths of {level} within one run (batch means)"
 

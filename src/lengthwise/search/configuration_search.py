@@ -519,6 +519,7 @@ def advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tup
             sentences.append(f"{head}takes {loss:.0f}{span} more GPU{'s' * (high != 1)}{rough}.")
         else:
             is_known = best.objective.has_interval and (other.objective.has_interval or rough)
+            high = min(high, value) if more == "fewer" else high  # nothing has less than none
             span = f" ({low / value:.0%} to {high / value:.0%})" if is_known else ""
             sentences.append(f"{head}has {loss / value:.0%}{span} {more} {question.objective.label}{rough}.")
     return tuple(sentences)

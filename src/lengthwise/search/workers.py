@@ -315,9 +315,8 @@ def ray(address: str = "local", *, jobs: int | None = None) -> Iterator[Workers]
                 socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **local)
         except (OSError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"no Ray cluster responds at {address!r} ({error}): start one with `ray start --head`, or use 'local'"
-            ) from error
+            advice = "start one with `ray start --head`, or use 'local'"
+            raise InputError(f"no Ray cluster responds at {address!r} ({error}): {advice}") from error
     try:
         _check_nodes(ray)
         yield _Cluster(ray, max(1, int(ray.cluster_resources().get("CPU", 1))))

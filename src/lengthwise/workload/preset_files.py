@@ -56,9 +56,8 @@ def generate(
     if priority is not None:
         values = np.asarray(priority)
         if values.shape not in ((), (num_requests,)) or values.dtype.kind not in "iub":
-            raise InputError(
-                f"priority must be one integer, or {num_requests} of them; got {values.dtype} {values.shape}"
-            )
+            message = f"priority must be one integer, or {num_requests} of them; got {values.dtype} {values.shape}"
+            raise InputError(message)
         priorities = np.broadcast_to(values.astype(np.int64), (num_requests,))
     return Workload(
         arrival_s=arrival_s,

@@ -331,9 +331,8 @@ def _servegen_files(path: Path) -> tuple[_NumberedFiles, _NumberedFiles, str]:
 
         rates, lengths = numbered("chunk-*-trace.csv*"), numbered("chunk-*-dataset.json*")
         if not rates:
-            raise TraceError(
-                f"{path} is a folder; give a file, or a ServeGen folder, which must hold files chunk-N-trace.csv"
-            )
+            message = f"{path} is a folder; give a file, or a ServeGen folder, which must hold files chunk-N-trace.csv"
+            raise TraceError(message)
         return rates, lengths, path.name
     endings = "_rates.csv", "_length_pmfs.jsonl"
     if not any(ending in path.name for ending in endings):

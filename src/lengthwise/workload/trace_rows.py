@@ -100,9 +100,8 @@ class Source:
         try:
             for cells in reader:
                 if len(cells) != len(self.header):
-                    raise self.fault(
-                        start, f"a row must have {len(self.header)} cells; this one has {len(cells)} (cut off?)"
-                    )
+                    message = f"a row must have {len(self.header)} cells; this one has {len(cells)} (cut off?)"
+                    raise self.fault(start, message)
                 yield start, dict(zip(self.header, cells, strict=True))
                 start = reader.line_num + 1
         except csv.Error as error:

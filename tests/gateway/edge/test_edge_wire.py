@@ -14,6 +14,7 @@ from edge_serving import SECRET, Report, Script, Served, chat, config, everythin
 BODY = json.dumps(chat()).encode()
 HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {SECRET}\r\n".encode()
 SMUGGLED = b"GET /v1/models/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+HEAD_1_0 = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0")
 
 
 def complete(body=BODY, extra=b""):
@@ -71,9 +72,11 @@ def test_requests_of_two_lengths_are_one_error_and_nothing_more(served, extra):
         (b"GET /health HTTP/2.0\r\nHost: a\r\n\r\n", 505, "http_version"),
         (b"GET /health HTTP/3.0\r\nHost: a\r\n\r\n", 505, "http_version"),
         (b"GET /health HTTPS\r\nHost: a\r\n\r\n", 400, "invalid_http"),
+        (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + SMUGGLED, 400, "bad_transfer_encoding"),
+        (HEAD_1_0 + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED, 400, "bad_transfer_encoding"),
     ],
 )
-def test_a_request_without_one_host_or_of_another_version_is_an_error(served, head, status, code):
+def test_a_request_without_one_host_or_with_other_framing_is_an_error(served, head, status, code):
     raw = served.raw(head)
     assert raw.count(b"HTTP/1.1 ") == 1
     reported, headers, body = parsed(raw)

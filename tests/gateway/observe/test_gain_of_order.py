@@ -216,6 +216,7 @@ def test_isrtf_is_named_only_where_it_surely_beats_srtf(preemption_effect: Chang
     )
     assert decision == "switch on"
     assert description.startswith(f"mode = {named} ")
+    assert description.count(" % to ") >= 2, "mean and 99th percentile have intervals"
     tail = Change(0.5, 0.4, 0.6)
     dear = (replace(srtf, p99=tail), replace(isrtf, p99=tail), found.order("oracle"))
     assert decide(replace(found, orders=dear, preemption_effect=preemption_effect))[1].startswith(f"mode = {named} ")

@@ -49,6 +49,7 @@ BROKEN = [
     b"<html>no</html>\n\n",
     b"dat: {}\n\n",
     b'data: {"choices":"x"}\n\n',
+    b'data: {"choices":[{"index":0,"delta":"x"}]}\n\n',
 ]
 
 

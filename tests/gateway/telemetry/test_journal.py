@@ -231,6 +231,7 @@ def test_a_disk_that_takes_nothing_holds_nothing_up(tmp_path, caplog, monkeypatc
     journal = asyncio.run(go())
     assert journal.written == 0
     assert caplog.text.count("cannot be written") == 1, "once, however often it is tried"
+    assert caplog.text.count("5 rows of the journal") == 1, "at the end"
 
 
 def test_rows_that_a_full_disk_refuses_are_serialized_once(tmp_path, monkeypatch) -> None:

@@ -447,8 +447,8 @@ def _assumptions(space: Space, first: Stages, planned: Planned) -> tuple[str, ..
         rates = space.times.rates
         notes.append(
             f"switch times are assumed, not measured: {rates.engine_start_s:g} s to start an engine, weights at "
-            f"{rates.disk_bytes_per_s / 1e9:g} GB/s from disk and {rates.pcie_bytes_per_s / 1e9:g} GB/s to each GPU; "
-            "measure them (lengthwise app profile)"
+            f"{rates.disk_bytes_per_s / 1e9:g} GB/s from disk and {rates.pcie_bytes_per_s / 1e9:g} GB/s to each GPU, "
+            "for each of the replicas that load at once; measure them (lengthwise app profile)"
         )
     if any(len(one) >= 2 * REPRESENTED_TASKS for one in first.load.models):
         notes.append(

@@ -118,9 +118,8 @@ def _num_outputs(body: Completion, limits: Limits, n: int) -> int:
             raise invalid("prompt", f"There must be at most {limits.messages} prompts; there are {prompts}.")
     choices = max(n, best_of or 1) * prompts
     if choices > MAX_CHOICES:
-        raise invalid(
-            "prompt", f"There must be at most {MAX_CHOICES} outputs, choices times prompts; there are {choices}."
-        )
+        message = f"There must be at most {MAX_CHOICES} outputs, choices times prompts; there are {choices}."
+        raise invalid("prompt", message)
     return choices
 
 
@@ -443,9 +442,8 @@ class RequestParser:
             raise invalid(None, f"The body must be nested at most {limits.depth} levels deep.", "too_deep")
         if exceeded:
             name = "lists and objects" if exceeded == "objects" else exceeded
-            raise invalid(
-                None, f"The body must contain at most {getattr(self._shape, exceeded)} {name}.", "too_many_values"
-            )
+            message = f"The body must contain at most {getattr(self._shape, exceeded)} {name}."
+            raise invalid(None, message, "too_many_values")
         return _decode(route.body, body)
 
     @staticmethod

@@ -268,9 +268,11 @@ class HttpProtocol(HttpToolsProtocol):
         if len(hosts) > 1 or (version == "1.1" and not hosts):
             raise invalid(None, f"There must be one Host header; there are {len(hosts)}.", "bad_host")
         if hosts and not _HOST.fullmatch(hosts[0]):
-            raise invalid(
-                None, f"The Host header must be a host; it is {quoted(hosts[0].decode('latin-1'))}.", "bad_host"
-            )
+            message = f"The Host header must be a host; it is {quoted(hosts[0].decode('latin-1'))}."
+            raise invalid(None, message, "bad_host")
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]) or (codings and version == "1.0"):
+            raise invalid(None, "Transfer-Encoding must be chunked, by HTTP/1.1.", "bad_transfer_encoding")
         upgrade = self.parser.should_upgrade()
         if upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
             raise invalid(None, "Upgrades are not offered; send the request by plain HTTP/1.1.", "upgrade_not_offered")

@@ -177,7 +177,7 @@ def decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per dec
 
 
 def _changes(order: OrderGain) -> str:
-    return f"changes mean JCT by {_interval(order.mean)} and its 99th percentile by {format_share(order.p99.value)}"
+    return f"changes mean JCT by {_interval(order.mean)} and its 99th percentile by {_interval(order.p99)}"
 
 
 def _interval(change: Change) -> str:

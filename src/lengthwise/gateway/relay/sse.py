@@ -172,9 +172,8 @@ def is_event(event: bytes) -> bool:
 
 
 _OBJECTS = msgspec.json.Decoder(msgspec.defstruct("AnyObject", []))  # checks an object without building its fields
-_CHUNKS = msgspec.json.Decoder(
-    msgspec.defstruct("AnyChunk", [("choices", list[msgspec.defstruct("AnyChoice", [])] | None, None)])  # type: ignore[misc]
-)
+_CHOICE = msgspec.defstruct("AnyChoice", [("delta", msgspec.defstruct("AnyDelta", []) | None, None)])
+_CHUNKS = msgspec.json.Decoder(msgspec.defstruct("AnyChunk", [("choices", list[_CHOICE] | None, None)]))  # type: ignore[valid-type]
 
 
 def before_failure(events: bytes) -> tuple[bytes, bytes]:

@@ -161,6 +161,8 @@ class Journal:
             self._stop.set()
             await self._task
             await self.flush()
+            if self._rows:
+                _log.warning("%d rows of the journal %s are lost", self.lost + len(self._rows), self.path)
         if self._writer is not None:
             self._writer.shutdown()
         if self._file >= 0:
