@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -58,6 +59,7 @@ _CODE_SETTINGS = (
 
 _LOCK = threading.RLock()
 DETACHED_LIMIT_S = 1200.0
+_POLL_S = 0.1
 _DETACHED = """
 import os, threading
 os.nice(19)
@@ -182,11 +184,11 @@ def is_cached(name: str) -> bool:
 
 
 @contextmanager
-def compile_lock(*, wait: bool) -> Iterator[bool]:
-    """Hold the lock of these sources' cache while code is compiled; yield whether this process may compile.
+def compile_lock(*, wait_s: float) -> Iterator[bool]:
+    """Hold the lock of these sources' cache while code is compiled; yield whether no other process holds it.
 
-    With ``wait``, first wait for a process that holds it. A cache without a lock (it cannot be written, or the system
-    has no ``fcntl``) stops nobody: every process compiles for itself.
+    First wait up to ``wait_s`` seconds for a process that holds it. A cache without a lock (it cannot be written, or
+    the system has no ``fcntl``) stops nobody: every process compiles for itself.
     """
     try:
         import fcntl
@@ -197,13 +199,17 @@ def compile_lock(*, wait: bool) -> Iterator[bool]:
         yield True
         return
     with file:
-        is_free = True
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_free = False
-        except OSError:  # a file system without locks
-            pass
+        is_free, end_s = False, time.monotonic() + wait_s
+        while not is_free:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_free = True
+            except BlockingIOError:
+                if time.monotonic() >= end_s:
+                    break
+                time.sleep(_POLL_S)
+            except OSError:  # a file system without locks
+                is_free = True
         yield is_free
 
 
@@ -218,7 +224,7 @@ def compile_detached(program: str) -> bool:
         return False
     import subprocess
 
-    with compile_lock(wait=False) as is_free:
+    with compile_lock(wait_s=0) as is_free:
         if is_free and not os.access(cache_folder(), os.W_OK):
             return False
     if is_free:

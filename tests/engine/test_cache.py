@@ -248,11 +248,13 @@ def test_one_process_compiles_at_a_time(monkeypatch, tmp_path):
     monkeypatch.delenv("CI", raising=False)
     started = []
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: started.append(1) or types.SimpleNamespace(wait=int))
-    with _jit.compile_lock(wait=False) as first, _jit.compile_lock(wait=False) as second:
+    with _jit.compile_lock(wait_s=0) as first, _jit.compile_lock(wait_s=0) as second:
         assert (first, second) == (True, False)
+        with _jit.compile_lock(wait_s=0.2) as third:  # a process at the lowest priority may hold it for minutes
+            assert not third
         assert _jit.compile_detached("")  # which another process does already
         assert not started
-    with _jit.compile_lock(wait=True) as again:
+    with _jit.compile_lock(wait_s=600) as again:
         assert again
     assert _jit.compile_detached("")
     assert len(started) == 1
@@ -268,7 +270,7 @@ def test_the_first_command_uses_processes_and_prints_the_same(monkeypatch, tmp_p
     for name in ("LENGTHWISE_COMPILE", "CI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path / "cache"))
-    with _jit.compile_lock(wait=True):  # so that the command starts no compilation
+    with _jit.compile_lock(wait_s=600):  # so that the command starts no compilation
         first = subprocess.run(command, capture_output=True, check=True, timeout=300)
     assert first.stdout == warm.stdout
     assert b"reference engine gives the same answer" in first.stderr
@@ -281,11 +283,11 @@ def test_a_detached_process_fills_the_cache_and_ends(monkeypatch, tmp_path):
     for name in ("LENGTHWISE_COMPILE", "CI"):
         monkeypatch.delenv(name, raising=False)
     assert _jit.compile_detached(
-        "from lengthwise import _jit\nwith _jit.compile_lock(wait=True):" + ONE_POLICY.replace("\n", "\n  ")
+        "from lengthwise import _jit\nwith _jit.compile_lock(wait_s=600):" + ONE_POLICY.replace("\n", "\n  ")
     )
     until = time.monotonic() + 120
     while not list(tmp_path.rglob("*.code")):
         assert time.monotonic() < until
         time.sleep(0.1)
-    with _jit.compile_lock(wait=True) as is_over:
+    with _jit.compile_lock(wait_s=600) as is_over:
         assert is_over
