@@ -421,20 +421,25 @@ class Accounts(Listener):
     def _commit(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             batch, self._pending = self._pending, []
-        results: list[Any] = []
-        failure: Exception | None = None
-        try:
-            results = self._store.transaction(lambda one: [work(one) for work, _ in batch])
-        except Exception as error:  # noqa: BLE001 - each caller gets it
-            failure = error if isinstance(error, StoreError) else StoreError(repr(error))
+        results = self._results([work for work, _ in batch])
 
         def resolve() -> None:
-            for at, (_, future) in enumerate(batch):
+            for (_, future), result in zip(batch, results, strict=True):
                 if not future.done():
-                    future.set_result(results[at]) if failure is None else future.set_exception(failure)
+                    is_error = isinstance(result, StoreError)
+                    future.set_exception(result) if is_error else future.set_result(result)
 
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(resolve)
+
+    def _results(self, works: list[Operation]) -> list[Any]:
+        """Return the results of one transaction. If an operation is wrong, each has one of its own, and may fail."""
+        try:
+            return self._store.transaction(lambda one: [work(one) for work in works])
+        except StoreError as error:
+            return [error] * len(works)
+        except Exception as error:  # noqa: BLE001 - its caller gets it
+            return [StoreError(repr(error))] if len(works) == 1 else [self._results([one])[0] for one in works]
 
 
 def _new_secret() -> tuple[str, str]:
