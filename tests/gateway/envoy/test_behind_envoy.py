@@ -183,7 +183,7 @@ def test_answers_are_those_of_the_engine(tmp_path, change):
 def test_further_routes(tmp_path):
     """All routes finish and free their slot. One that an engine lacks leaves the engine in service."""
     engines, names = [EngineServer(), EngineServer()], [f"team{number}" for number in range(12)]
-    keys = tuple(Key(one, hashlib.sha256(one.encode()).hexdigest(), tokens_per_day=10**6) for one in names)
+    keys = tuple(Key(one, hashlib.sha256(one.encode()).hexdigest(), tokens_per_day=1000) for one in names)
     with in_thread(*engines), behind_envoy(tmp_path, config_of(*engines, keys=keys)) as (url, gateway):
 
         async def work(session):
@@ -197,24 +197,27 @@ def test_further_routes(tmp_path):
 
             def used() -> float:
                 (caller, *_) = gateway.gateway.app.keys.callers.values()
-                return 10**6 - caller.quotas[0][1].left
+                return 1000 - caller.quotas[0][1].left
 
             spoken = [{"role": "user", "content": "Hello"}]
             assert await ask("/v1/messages", messages=spoken, max_tokens=20) == 200
             assert await ask(PATH, **chat(tokens=30, stream=True, stream_interval=10)) == 200
             assert await ask("/v1/audio/transcriptions") == 200
-            await until(lambda: len(gateway.rows) == 3)
+            await until(lambda: len(gateway.rows) == 3 and not gateway.gateway.app.in_flight)
             assert gateway.rows[1].output_tokens == 30, "an event of ten tokens counts as ten"
             before = used()
             assert before > 30
             assert await ask("/tokenize", prompt="Hello") == 200
             assert await ask("/v1/messages/count_tokens", messages=spoken) == 200
-            assert used() == pytest.approx(before, abs=1), "tokenization is free"
+            engines[0].faults = engines[1].faults = FaultPlan(incoming=[Fault("full"), Fault("full")])
+            assert await ask(PATH, **chat("Hello " * 100)) in (429, 503)
+            await until(lambda: not gateway.gateway.app.in_flight)
+            assert used() == pytest.approx(before, abs=0.5), "tokenization is free, and so is what no engine runs"
             for engine in engines:
                 engine.faults = FaultPlan(always=Fault("status", status=501))
             for owner in range(12):
                 assert await ask("/v1/rerank", owner, query="a", documents=["b"]) == 501
-            await until(lambda: len(gateway.rows) == 17)
+            await until(lambda: len(gateway.rows) == 18)
             assert all(state.up for state in gateway.gateway.fleet.states())
             assert gateway.gateway.driver.num_requests == 0
 
