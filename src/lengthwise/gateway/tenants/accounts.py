@@ -412,8 +412,7 @@ class Accounts(Listener):
             self._thread.submit(self._commit, asyncio.get_running_loop())
         try:
             result: Result = await future
-        except StoreError as error:
-            _log.warning("the store of tenants failed: %s", error)
+        except StoreError:
             message = "The gateway cannot reach its store of tenants."
             raise Fault(503, "store", message, code="store_unavailable", retry_after_s=self._config.refresh_s) from None
         return result
@@ -436,10 +435,11 @@ class Accounts(Listener):
         """Return the results of one transaction. If an operation is wrong, each has one of its own, and may fail."""
         try:
             return self._store.transaction(lambda one: [work(one) for work in works])
-        except StoreError as error:
-            return [error] * len(works)
-        except Exception as error:  # noqa: BLE001 - its caller gets it
-            return [StoreError(repr(error))] if len(works) == 1 else [self._results([one])[0] for one in works]
+        except Exception as error:  # noqa: BLE001 - each caller gets it
+            if len(works) > 1 and not isinstance(error, StoreError):
+                return [self._results([one])[0] for one in works]
+            _log.warning("the store of tenants failed: %s", error)
+            return [error if isinstance(error, StoreError) else StoreError(repr(error))] * len(works)
 
 
 def _new_secret() -> tuple[str, str]:
