@@ -162,19 +162,7 @@ class _Observed(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     finish_reason: str = "stop"
 
 
-def _decode(body: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        path = path.rstrip("`").lstrip(".")
-        raise invalid(path or None, f"{message} at {path}." if path else f"{message}.", "invalid_type") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(None, f"The body must be valid JSON: {error}.", "invalid_json") from None
-    except RecursionError:
-        raise invalid(None, "The body is nested too deeply.", "too_deep") from None
-
-
+_ENVELOPES, _OBSERVED = msgspec.json.Decoder(_Envelope), msgspec.json.Decoder(_Observed)
 _HINTS_PATH = "/v1/hints/"
 _METHODS = {
     **dict.fromkeys(("/health", "/ready", "/metrics", "/v1/predictor"), ("GET", "HEAD")),
@@ -326,7 +314,7 @@ class LengthServer:
 
     async def _predict(self, body: bytes, headers: Headers) -> tuple[str, Request, _Options, bool]:
         """Return a request's id, the predicted request, its options, and whether the prediction is no base rate."""
-        envelope = _decode(body, _Envelope)
+        envelope = client_request.decode(_ENVELOPES, body)
         is_chat, is_completion = (bytes(raw) != b"null" for raw in (envelope.messages, envelope.prompt))
         if is_chat == is_completion:
             raise invalid("messages", "The body must have either messages (a chat) or a prompt (a completion).")
@@ -397,7 +385,7 @@ class LengthServer:
         return found
 
     def _observe(self, body: bytes) -> dict[str, Any]:
-        observed = _decode(body, _Observed)
+        observed = client_request.decode(_OBSERVED, body)
         if not 1 <= observed.output_tokens <= self.config.limits.max_tokens:
             message = (
                 f"output_tokens must be from 1 to {self.config.limits.max_tokens}; it is {observed.output_tokens}."

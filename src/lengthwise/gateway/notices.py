@@ -35,6 +35,7 @@ def notices(config: GatewayConfig) -> list[str]:
     if listen.admin_port is not None and not is_loopback(listen.admin_host):
         found.append(
             f"the admin port listens on {listen.admin_host} and takes no key: restrict it to Prometheus and yourself"
+            + (". The key of /admin/ would cross the network in clear: use a tunnel" if config.tenants.store else "")
         )
     if config.tenants.store is not None and listen.admin_port is None:
         found.append("there is a store of tenants, but no admin port: keys cannot be added. Set listen.admin_port")

@@ -121,6 +121,7 @@ class Ticket:
         if not self.has_ended:
             scheduler, now_s = self._driver.scheduler, self._driver.clock()
             scheduler.on_queue_full(now_s, self.current_worker, self.request.id, retry_after_s)
+            self.request.dispatch.dispatched_s = math.nan  # no engine has run it, so no quota pays for it
 
     def end(self, outcome: Outcome, detail: str = "") -> None:
         """End the request in any state. Later calls have no effect."""

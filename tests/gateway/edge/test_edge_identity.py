@@ -73,10 +73,15 @@ def test_a_token_names_its_tenant_and_a_wrong_one_is_refused_with_its_reason(tmp
     issuer = Issuer()
     issuer.rotate("one")
 
+    reads = 0
+
     async def keys(_):
+        nonlocal reads
+        reads += 1
         return web.Response(text=issuer.jwks())
 
     async def work() -> None:
+        nonlocal reads
         async with Scripted() as engine, service(keys) as url:
             oidc = Oidc(url, ISSUER, AUDIENCE, priority_claim="class")
             config = GatewayConfig((Engine(engine.url),), listen=Listen(port=0, admin_port=None), oidc=oidc)
@@ -105,6 +110,9 @@ def test_a_token_names_its_tenant_and_a_wrong_one_is_refused_with_its_reason(tmp
                 issuer.rotate("two")
                 assert (await ask(g.port, issuer.token()))[0] == 200, "an unknown kid reads the keys"
                 assert "kid 'one'" in (await ask(g.port, before))[1]
+                reads, headers = 0, {b"authorization": f"Bearer {before}".encode()}
+                await asyncio.gather(*(g.app.identity.key(headers, {}) for _ in range(9)), return_exceptions=True)
+                assert reads <= 2, "requests that wait for a read make no other one"
 
     run(work)
     with pytest.raises(InputError, match="public keys of the issuer"):

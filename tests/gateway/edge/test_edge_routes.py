@@ -236,18 +236,23 @@ def test_a_keys_limits_and_errors_in_the_form_of_the_api_hold_on_every_route():
         assert not served.script.client_request
 
 
+MODEL = b'Content-Disposition: form-data; name="model"\r\n\r\ntiny'
+
+
 @pytest.mark.parametrize(
     ("parts", "status"),
     [
-        ([b'Content-Disposition: form-data; name="model"\r\n\r\ntiny'], 200),
+        ([MODEL], 200),
         ([b'Content-Type: text/plain\r\nContent-Disposition: form-data; name="model"\r\n\r\ntiny'], 200),
-        ([b'Content-Disposition: form-data; name="model"\r\n\r\ntiny'] * 2, 400),
-        ([b'Content-Disposition: form-data; name="model"\r\n\r\ntiny', b"X: y\r\n\r\nz"], 400),
+        ([MODEL] * 2, 400),
+        ([MODEL, b"X: y\r\n\r\nz"], 400),
         ([b'Content-Disposition: form-data; name="model"; name="other"\r\n\r\ntiny'], 400),
         ([b"Content-Disposition: form-data; name=model\r\n\r\ntiny"], 400),
         ([b'Content-Disposition: form-data; name="priority"\r\n\r\n1'], 400),
         ([b'Content-Disposition: form-data; name="Model"\r\n\r\ntiny'], 400),
         ([b'Content-Disposition: form-data; name="model"\r\n\r\nnone'], 404),
+        ([MODEL, b'Content-Disposition: form-data; name="a"; filename="\\"; filename*=b\r\n\r\n1'], 400),
+        ([MODEL + b"\n--b\n" + MODEL.replace(b"\r", b"")], 400),  # for a parser that ends lines with LF
         ([], 400),
     ],
 )
@@ -256,7 +261,8 @@ def test_a_form_passes_only_if_no_engine_can_read_another_model_in_it(served, pa
     path, kind = "/v1/audio/transcriptions", "multipart/form-data; boundary=b"
     assert served.submit(body, path=path, content_type=kind)[0] == status
     assert served.submit(b"before" + body, path=path, content_type=kind)[0] == 400
-    assert served.submit(body, path=path, content_type="multipart/form-data")[0] == 415
+    for wrong in ("multipart/form-data", 'multipart/form-data; boundary="b'):
+        assert served.submit(body, path=path, content_type=wrong)[0] == 415
     if status == 200:
         assert dict(served.script.client_request[-1].headers)["Content-Type"] == kind
         assert served.script.client_request[-1].body == body

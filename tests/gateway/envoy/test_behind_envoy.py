@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from lengthwise.backend.process import free_port
 from lengthwise.gateway.config import Admission, Dispatch, Engine, Envoy, GatewayConfig, Key, Limits, Listen, Order, Tls
 from lengthwise.gateway.envoy import bootstrap, messages
 from lengthwise.gateway.serve import BackgroundGateway, background_gateway
-from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps, in_thread
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault, FaultPlan, LinearSteps, in_thread
 
 pytestmark = pytest.mark.slow
 WAIT_S = 2.0
@@ -177,6 +178,50 @@ def test_answers_are_those_of_the_engine(tmp_path, change):
             assert len(events) < 20
             expected = {20: 6, 40: 2, 1: 2, len(events): 1}
             assert rows(gateway) == {("finished", tokens): count for tokens, count in expected.items()}
+
+
+def test_further_routes(tmp_path):
+    """All routes finish and free their slot. One that an engine lacks leaves the engine in service."""
+    engines, names = [EngineServer(), EngineServer()], [f"team{number}" for number in range(12)]
+    keys = tuple(Key(one, hashlib.sha256(one.encode()).hexdigest(), tokens_per_day=1000) for one in names)
+    with in_thread(*engines), behind_envoy(tmp_path, config_of(*engines, keys=keys)) as (url, gateway):
+
+        async def work(session):
+            async def ask(path: str, owner: int = 0, **body) -> int:
+                form = aiohttp.FormData({"model": "toy"}, default_to_multipart=True)
+                form.add_field("file", b"\0\1", filename="a.wav")
+                what = {"json": {"model": "toy", **body}} if body else {"data": form}
+                async with session.post(url + path, headers={"X-Api-Key": names[owner]}, **what) as response:
+                    await response.read()
+                    return response.status
+
+            def used() -> float:
+                (caller, *_) = gateway.gateway.app.keys.callers.values()
+                return 1000 - caller.quotas[0][1].left
+
+            spoken = [{"role": "user", "content": "Hello"}]
+            assert await ask("/v1/messages", messages=spoken, max_tokens=20) == 200
+            assert await ask(PATH, **chat(tokens=30, stream=True, stream_interval=10)) == 200
+            assert await ask("/v1/audio/transcriptions") == 200
+            await until(lambda: len(gateway.rows) == 3 and not gateway.gateway.app.in_flight)
+            assert gateway.rows[1].output_tokens == 30, "an event of ten tokens counts as ten"
+            before = used()
+            assert before > 30
+            assert await ask("/tokenize", prompt="Hello") == 200
+            assert await ask("/v1/messages/count_tokens", messages=spoken) == 200
+            engines[0].faults = engines[1].faults = FaultPlan(incoming=[Fault("full"), Fault("full")])
+            assert await ask(PATH, **chat("Hello " * 100)) in (429, 503)
+            await until(lambda: not gateway.gateway.app.in_flight)
+            assert used() == pytest.approx(before, abs=0.5), "tokenization is free, and so is what no engine runs"
+            for engine in engines:
+                engine.faults = FaultPlan(always=Fault("status", status=501))
+            for owner in range(12):
+                assert await ask("/v1/rerank", owner, query="a", documents=["b"]) == 501
+            await until(lambda: len(gateway.rows) == 18)
+            assert all(state.up for state in gateway.gateway.fleet.states())
+            assert gateway.gateway.driver.num_requests == 0
+
+        run(work)
 
 
 def test_order_clients_that_leave_and_a_full_queue(tmp_path):
@@ -341,10 +386,10 @@ port = {free_port()}
 
 
 def test_filters_that_are_not_set_up_and_health(tmp_path):
-    """A filter in another mode gets the key to change, and health follows gRPC's protocol."""
+    """A filter in another mode gets the key to change, health follows gRPC's protocol, and a slow body gets 408."""
     engine = EngineServer()
     with in_thread(engine):
-        config = config_of(engine, limits=Limits(body_bytes=1000, body_budget_bytes=10_000))
+        config = config_of(engine, limits=Limits(body_bytes=1000, body_budget_bytes=10_000, body_s=0.2))
         with background_gateway(config), grpc.insecure_channel(f"127.0.0.1:{config.envoy.ext_proc_port}") as channel:
             process = channel.stream_stream(
                 "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
@@ -366,3 +411,17 @@ def test_filters_that_are_not_set_up_and_health(tmp_path):
             (response,) = process(iter([request]))
             assert response.immediate_response.status.code == 500
             assert b"request_body_mode must be BUFFERED or FULL_DUPLEX_STREAMED" in response.immediate_response.body
+            # A body that does not arrive must not hold its caller's place for ever: Envoy has no limit of its own.
+            headers = request.request_headers.headers.headers
+            headers.add(key=":path", raw_value=PATH.encode())
+            headers.add(key="content-type", raw_value=b"application/json")
+            request.protocol_config.request_body_mode = messages.BUFFERED
+            done = threading.Event()
+
+            def slow():
+                yield request
+                done.wait(60)
+
+            *_, response = process(slow())
+            done.set()
+            assert response.immediate_response.status.code == 408

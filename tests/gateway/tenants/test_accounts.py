@@ -123,6 +123,22 @@ def test_no_schedule_of_requests_exceeds_a_quota_by_more_than_the_error_of_its_r
     asyncio.run(work())
 
 
+def test_a_request_that_cannot_be_stored_fails_alone(tmp_path):
+    """Requests share transactions, also with one whose cost does not fit in 64 bits."""
+
+    async def work() -> None:
+        async with Accounts(config_of(tmp_path / "[t].db")) as accounts:
+            await accounts.put_tenant("wrong", TenantSettings(input_cost_per_token=100))
+            await accounts.put_tenant("team", TenantSettings())
+            keys = [(await accounts.add_key(KeySettings(name)))[0] for name in ("team", "wrong", *["team"] * 20)]
+            requests = [request_of(10**9) for _ in keys]
+            made = [accounts.reserve(key, one, 40) for key, one in zip(keys, requests, strict=True)]
+            results = await asyncio.gather(*made, return_exceptions=True)
+            assert [getattr(one, "status", 200) for one in results] == [200, 503, *[200] * 20]
+
+    asyncio.run(work())
+
+
 def test_a_refusal_names_the_quota_and_waits_for_the_end_of_its_window(tmp_path):
     async def work() -> None:
         wall = Wall()

@@ -107,8 +107,9 @@ class TokenVerifier:
                 _log.warning("%s; its last keys stay in use", error)
 
     async def _read(self, min_age_s: float = 0.0) -> None:
+        called_s = self._clock()
         async with self._lock:
-            if self._clock() - self._read_s < min_age_s:
+            if called_s - self._read_s < min_age_s:  # also if another request has read them meanwhile
                 return
             self._read_s = self._clock()
             place = self._config.jwks
@@ -118,7 +119,7 @@ class TokenVerifier:
                 else:
                     text = await asyncio.get_running_loop().run_in_executor(None, Path(place).read_bytes)
                 found = self._jwt.PyJWKSet.from_dict(json.loads(text)).keys
-            except (OSError, TimeoutError, ValueError, AttributeError, self._jwt.exceptions.PyJWTError) as error:
+            except (OSError, ValueError, AttributeError, RecursionError, self._jwt.exceptions.PyJWTError) as error:
                 raise InputError(
                     f"oidc.jwks must have the public keys of the issuer; {place}: {error!r:.200}"
                 ) from error
@@ -173,7 +174,8 @@ class AuthService:
         """Return the tenant of a request as a key. Raises Fault (401 if it is not allowed, or 503)."""
         import aiohttp
 
-        sent = {"X-Original-Method": scope["method"], "X-Original-URI": scope["path"]}
+        path = (scope.get("raw_path") or scope["path"].encode()).decode("ascii", "replace")
+        sent = {"X-Original-Method": scope["method"], "X-Original-URI": path}
         sent["X-Forwarded-For"] = (scope.get("client") or ("",))[0]
         if (authorization := headers.get(b"authorization")) is not None:
             sent["Authorization"] = authorization.decode("latin-1")

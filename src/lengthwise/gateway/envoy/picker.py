@@ -23,7 +23,7 @@ from lengthwise.gateway.edge.asgi import ClientGoneError
 from lengthwise.gateway.envoy import messages
 from lengthwise.gateway.relay import RelayedRequest, engine_request
 from lengthwise.gateway.relay.failures import UpstreamError
-from lengthwise.gateway.relay.responses import BufferedResponse, ResponseReader
+from lengthwise.gateway.relay.responses import BufferedResponse, ResponseReader, UntrackedStream
 from lengthwise.gateway.request import ClientRequest, Outcome, Refusal
 from lengthwise.gateway.scheduler_driver import WORKER_GONE, NotServedError, Ticket
 from lengthwise.schema.errors import MissingExtraError
@@ -70,6 +70,8 @@ class PickedRequest(RelayedRequest):
         plan = engine_request.resume_plan(client_request, False, window_tokens=1, preempts=False)
         super().__init__(relay, client_request, plan, ticket)
         self.worker = self._attribution.worker = worker
+        interval = engine_request.given_field(client_request, "stream_interval")
+        self._event_tokens = max(1, interval) if type(interval) is int else 1
         self.status = 0
 
     def on_headers(self, status: int, headers: dict[str, str], *, is_local: bool, moved: bool) -> None:
@@ -90,17 +92,19 @@ class PickedRequest(RelayedRequest):
             retry_after_s = headers.get("retry-after", "")
             self.ticket.report_queue_full(float(retry_after_s) if retry_after_s.isdigit() else 0.0)
             self.end(Outcome.FAILED, f"http {status}")
-        elif status >= 500:
+        elif engine_request.is_engine_fault(status):
             self._attribution.on_error(UpstreamError(f"http {status}", status=status))
             self.end(Outcome.FAILED, f"http {status}")
         elif status >= 400:
-            self._attribution.on_rejected()
+            self._attribution.on_rejected(status)
             self.end(Outcome.REJECTED, f"http {status}")
         else:
             self._attribution.on_accepted()
             kind = headers.get("content-type", "")
             max_bytes = self._config.resilience.answer_bytes
             self.response = engine_request.new_response(self.client_request, self.plan, self.worker, kind, max_bytes)
+            if isinstance(self.response, UntrackedStream):
+                self.response.event_tokens = self._event_tokens
             self.ticket.request.dispatch.single_chunk = isinstance(self.response, BufferedResponse)
 
     def on_body(self, data: bytes, *, is_last: bool) -> None:
@@ -157,9 +161,9 @@ class Pick:
 class ExtProcExchange(Exchange):
     """A request on a stream of Envoy's filter, which sends its parts and waits for an answer to each."""
 
-    def __init__(self, context: Any, first: Any) -> None:
+    def __init__(self, context: Any, first: Any, body_s: float) -> None:
         super().__init__()
-        self._context = context
+        self._context, self._body_s = context, body_s
         head, config = first.request_headers, first.protocol_config
         # A filter older than ``protocol_config`` knows no other mode that the picker accepts.
         has_modes = first.HasField("protocol_config")
@@ -189,6 +193,13 @@ class ExtProcExchange(Exchange):
     async def read(self) -> Any:
         """Return Envoy's next message, or None at the end of the stream."""
         return await self._context.read() or None
+
+    async def body(self, *arguments: Any) -> bytes:  # noqa: D102 - as Exchange
+        try:
+            async with asyncio.timeout(self._body_s):  # Envoy has no such limit that spares requests that wait
+                return await super().body(*arguments)
+        except TimeoutError:
+            raise Fault(408, "slow", "The request took too long to arrive.", code="request_timeout") from None
 
     async def _next_chunk(self) -> tuple[bytes, bool]:
         if not self._has_body:
@@ -424,7 +435,7 @@ class Picker:
         first = await context.read()
         if not first:  # grpc.aio.EOF
             return
-        exchange = ExtProcExchange(context, first)
+        exchange = ExtProcExchange(context, first, self._relay.config.limits.body_s)
         kind, mode = first.WhichOneof("kind"), exchange.request_mode
         problem = ""
         if kind != "request_headers":
@@ -458,7 +469,10 @@ class Picker:
         except BaseException as error:
             request.end(Outcome.FAILED, str(error))
             raise
-        return Pick(request, endpoints, None if hinted is body else hinted)
+        if not endpoints[0]:
+            request.end(Outcome.FAILED, "its name has no address")
+            raise NotServedError(Refusal(502, "engine_failed", "The engine's name has no address.", 1.0))
+        return Pick(request, [one for one in endpoints if one], None if hinted is body else hinted)
 
     def _fallbacks(self, name: str, client_request: ClientRequest) -> list[EngineWorker]:
         """Return other workers that may run the request, in the order of the fleet from ``name`` on."""
@@ -482,15 +496,19 @@ class Picker:
         return names
 
     async def _endpoint(self, worker: EngineWorker) -> str:
-        """Return the worker's IP address and port. A host name is resolved again after a while."""
+        """Return the worker's IP address and port, or "" if its name has none. A name is resolved again after a while.
+
+        If that fails, the last address stays in use.
+        """
         parts = urlsplit(worker.url)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         address, until_s = self._addresses.get((host, port), ("", 0.0))
         if time.monotonic() > until_s:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            address = str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
+            with contextlib.suppress(OSError):
+                found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                address = str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
             self._addresses[host, port] = address, time.monotonic() + _RESOLVED_S
-        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}" if address else ""
 
 
 def _key_and_certificate(tls: Tls) -> tuple[bytes, bytes]:

@@ -308,6 +308,14 @@ class EngineRejectedError(Exception):
         self.status, self.body, self.content_type = status, body, content_type
 
 
+ABOUT_KEY = (401, 403, 407)  # statuses about the gateway's own key, which are no fault of a client
+
+
+def is_engine_fault(status: int) -> bool:
+    """Return whether a status is the engine's fault. 501 is not: the model lacks the route."""
+    return status in ABOUT_KEY or (status >= 500 and status != 501)
+
+
 async def require_success(
     attempt: Attempt, connection: UpstreamConnection, *, resumed: bool, listed_model: str
 ) -> None:
@@ -326,13 +334,11 @@ async def require_success(
         with contextlib.suppress(ValueError):
             retry_after_s = min(60.0, max(0.0, float(connection.headers.get("retry-after", ""))))
         raise QueueFullError(status, detail, retry_after_s)
-    about_key = status in (401, 403, 407)  # the gateway's own key: no fault of a client, and not for its eyes
-    if about_key:
+    if status in ABOUT_KEY:  # not for the eyes of a client
         detail = "the engine refuses the gateway's key"
-    engine_fault = status >= 500 or about_key
+    engine_fault = is_engine_fault(status)
     if status == 404 and listed_model:
         engine_fault = listed_model.encode() in body and b"model" in body.lower()
-    engine_fault &= status != 501  # of a route that the model does not have
     if (400 <= status < 500 or status == 501) and not resumed and not engine_fault:
         raise EngineRejectedError(status, body, connection.headers.get("content-type", "application/json"))
     raise UpstreamError(f"http {status}", detail, status=status, engine_fault=engine_fault)

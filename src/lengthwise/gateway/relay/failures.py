@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from lengthwise.gateway.apis import APIS
 from lengthwise.gateway.request import Client, ClientRequest, Refusal
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class FailureAttribution:
         self._errors: dict[int, tuple[EngineWorker, bool]] = {}
         self._suspect: EngineWorker | None = None  # worker whose 4xx a peer checks
         self.owner = request_owner(client_request.client)
+        self._continues = APIS[client_request.api].continues
 
     def on_accepted(self) -> None:
         """Record that the worker accepted the request, so that a suspect that rejected it was wrong."""
@@ -163,8 +165,13 @@ class FailureAttribution:
         self._suspect = self.worker
         return True
 
-    def on_rejected(self) -> None:
-        """Record that the request ends with a 4xx. If a peer has rejected it as well, the suspect was right."""
+    def on_rejected(self, status: int) -> None:
+        """Record that the request ends with a 4xx or 501. If a peer has rejected it as well, the suspect was right.
+
+        An engine that lacks a route may serve all others.
+        """
+        if status in (404, 405, 501) and not self._continues:
+            return
         if self._suspect is not None:
             if name := self._current(self._suspect):
                 self._fleet.record_rejection_check(name, self._model, wrong=False)

@@ -192,9 +192,7 @@ class RelayedRequest:
         try:
             first = await self.next_chunk() or b""
         except EngineRejectedError as rejection:
-            # An engine that lacks a route may serve all others.
-            if rejection.status not in (404, 405, 501) or APIS[self.client_request.api].continues:
-                self._attribution.on_rejected()
+            self._attribution.on_rejected(rejection.status)
             return self._reject(rejection)
         except NotServedError as error:
             if self._rejection is not None:  # no peer could check the request, so its rejection is final
@@ -554,7 +552,7 @@ class Relay:
             request.length_prediction = await self._length_predictor.predict(request, client_request.text)
         else:  # one pass over the prompt, as of a request for one token
             request.length_prediction = LengthPrediction(1.0, "requested")
-        if client_request.charge is not None:
+        if client_request.charge is not None and api.queued:
             await client_request.charge(request)
         return await self._driver.enter(request)
 

@@ -119,13 +119,13 @@ class UntrackedStream(ResponseReader):
         self._in_long_event = self._unscanned = self._has_usage = False
         self._last_bytes = b""  # of a long event so far
         self._choices = self._choices_left = choices
-        self._hide_usage, self._hide_usage_each, self._event_tokens = hide_usage, hide_usage_each, event_tokens
+        self._hide_usage, self._hide_usage_each, self.event_tokens = hide_usage, hide_usage_each, event_tokens
         self._counts: dict[bytes, int] = {}  # output tokens of each of several choices, by index
 
     @property
     def estimated_count(self) -> int:
         """Number of output tokens, estimated from events if the engine does not report it."""
-        return self.count if self._has_usage else self.count * self._event_tokens
+        return self.count if self._has_usage else self.count * self.event_tokens
 
     def feed(self, data: bytes) -> bytes:
         num_events = 1 if self.template.matches(data) else self.template.count_matches(data)

@@ -412,8 +412,7 @@ class Accounts(Listener):
             self._thread.submit(self._commit, asyncio.get_running_loop())
         try:
             result: Result = await future
-        except StoreError as error:
-            _log.warning("the store of tenants failed: %s", error)
+        except StoreError:
             message = "The gateway cannot reach its store of tenants."
             raise Fault(503, "store", message, code="store_unavailable", retry_after_s=self._config.refresh_s) from None
         return result
@@ -421,20 +420,26 @@ class Accounts(Listener):
     def _commit(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             batch, self._pending = self._pending, []
-        results: list[Any] = []
-        failure: Exception | None = None
-        try:
-            results = self._store.transaction(lambda one: [work(one) for work, _ in batch])
-        except Exception as error:  # noqa: BLE001 - each caller gets it
-            failure = error if isinstance(error, StoreError) else StoreError(repr(error))
+        results = self._results([work for work, _ in batch])
 
         def resolve() -> None:
-            for at, (_, future) in enumerate(batch):
+            for (_, future), result in zip(batch, results, strict=True):
                 if not future.done():
-                    future.set_result(results[at]) if failure is None else future.set_exception(failure)
+                    is_error = isinstance(result, StoreError)
+                    future.set_exception(result) if is_error else future.set_result(result)
 
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(resolve)
+
+    def _results(self, works: list[Operation]) -> list[Any]:
+        """Return the results of one transaction. If an operation is wrong, each has one of its own, and may fail."""
+        try:
+            return self._store.transaction(lambda one: [work(one) for work in works])
+        except Exception as error:  # noqa: BLE001 - each caller gets it
+            if len(works) > 1 and not isinstance(error, StoreError):
+                return [self._results([one])[0] for one in works]
+            _log.warning("the store of tenants failed: %s", error)
+            return [error if isinstance(error, StoreError) else StoreError(repr(error))] * len(works)
 
 
 def _new_secret() -> tuple[str, str]:

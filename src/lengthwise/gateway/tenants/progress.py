@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import mmap
 import os
 import struct
@@ -61,7 +62,7 @@ def abandoned(folder: Path, prefix: str) -> Iterator[dict[str, dict[int, tuple[i
     """Yield prompt and output tokens by file name and request, of processes that were killed. Then delete the files."""
     with contextlib.ExitStack() as stack:
         found = {}
-        for path in sorted(folder.glob(f"{prefix}*")):
+        for path in sorted(folder.glob(f"{glob.escape(prefix)}*")):
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 file = stack.enter_context(path.open("rb"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

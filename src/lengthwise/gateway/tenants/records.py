@@ -20,7 +20,7 @@ COST_UNIT = 1e9  # the store counts costs in billionths, so that sums are exact
 _MAX = 1e15
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-_Price = Annotated[float, Meta(ge=0, le=1e6)]
+_Price = Annotated[float, Meta(ge=0, le=100)]  # so that the cost of a request in billionths fits in 64 bits
 Quotas = dict[str, Annotated[float, Meta(gt=0, le=_MAX)]]
 
 
