@@ -55,6 +55,7 @@ def test_the_command_gives_the_answer_of_the_page_and_the_files_are_of_the_chose
     assert main([*words, "--quiet", "--json", str(tmp_path / "found.json")]) == 0
     capsys.readouterr()
     (by_command,) = json.loads((tmp_path / "found.json").read_text())["plans"]
+    assert by_command["metadata"]["rate"].endswith(", replayed") == replayed
     best = found["columns"]["choices"][found["columns"]["best"]]
     assert best["name"] == by_command["choices"][0]["name"]
     assert best["objective"][0] == pytest.approx(by_command["choices"][0]["objective"]["value"])
