@@ -107,7 +107,7 @@ def test_columns_of_a_trace_are_named_by_options(cli, tmp_path):
     command = ("simulate", "--model", "llama-3.1-8b", "--gpu", "H100", "--workload", tmp_path / "calls.csv", *SMALL[2:])
     unknown = cli(*command)
     assert unknown.code == 2
-    assert "name each by --column: prompt_tokens=" in unknown.err
+    assert "or give --column prompt_tokens=" in unknown.err
     names = [
         word
         for pair in ("prompt_tokens=len in", "output_tokens=len out", "arrival_s=ts")

@@ -153,11 +153,13 @@ def test_an_unknown_file_is_reported_for_both_formats(tmp_path):
     assert str(caught.value) == (
         f"{path}, line 1: must have the columns of a trace, or of a log: prompt_tokens, output_tokens (or texts: "
         "prompt, output) and arrival_s or arrival_ms; it has time, in_tok, out_tok. "
-        "Rename in_tok to prompt_tokens, out_tok to output_tokens, or name each by --column: "
-        "prompt_tokens=in_tok, output_tokens=out_tok"
+        "Rename your columns, or give --column prompt_tokens=in_tok --column output_tokens=out_tok"
     )
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,6\n1,5\n")
     with pytest.raises(InputError, match=r"row 2 must have 3 cells like the header; it has 2 \(cut off\?\)"):
+        read_trace(path)
+    path.write_text("when_ms,in toks,out_toks\n1,2,3\n")
+    with pytest.raises(TraceError, match=r"--column 'prompt_tokens=in toks' .*out_toks --column arrival_ms=when_ms$"):
         read_trace(path)
     path.write_text("arrival,prompt,output\n0,10,20\n1,30,5\n")
     with pytest.raises(InputError, match=r"such as 10\. If they are numbers of tokens, name the column prompt_tokens"):
@@ -272,8 +274,7 @@ def test_ignored_columns_with_names_close_to_known_ones_are_noted(tmp_path, head
 def test_all_columns_to_rename_are_named_at_once(tmp_path):
     (path := tmp_path / "t.csv").write_text("ts,in_tok,out_tok\n1,2,3\n")
     with pytest.raises(
-        TraceError,
-        match=r"in_tok to prompt_tokens, out_tok to output_tokens, ts to arrival_s, or .* prompt_tokens=in_tok,",
+        TraceError, match=r"give --column prompt_tokens=in_tok --column output_tokens=out_tok --column arrival_s=ts$"
     ):
         read_trace(path)
 

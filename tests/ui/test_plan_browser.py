@@ -91,6 +91,12 @@ def test_a_trace_is_uploaded_and_its_columns_are_mapped(driver, planner, tmp_pat
     until(driver, SETTLED)
     assert "40 requests, 0.5 requests/s" in driver.find_element("id", "trace-about").text
     command = driver.execute_script("return document.getElementById('command').textContent")
+    assert "--workload own.csv --column prompt_tokens=in_toks" in command
+    assert "workload.time_scale=1" in command  # its own arrivals, unless the box is cleared
+    driver.execute_script("document.body.dataset.answers = 0")
+    driver.find_element("id", "replay").click()
+    until(driver, SETTLED)
+    command = driver.execute_script("return document.getElementById('command').textContent")
     assert "--workload own.csv --rate 0.5 --column prompt_tokens=in_toks" in command
     driver.execute_script("document.body.dataset.answers = 0")
     driver.find_element("id", "trace-clear").click()

@@ -39,6 +39,7 @@ def test_the_command_gives_the_answer_of_the_page_and_the_files_are_of_the_chose
         (tmp_path / "calls.csv").write_bytes(bursts())
         monkeypatch.chdir(tmp_path)
         fields = {**FIELDS, "trace_file": task.session.store("calls.csv", bursts()), "replay": True}
+        fields["weights"] = "fp8"
         fields["prices"] = {"H100": 1.5, "L40S": 0.5}
     outcome = search.run(fields, task)
     found = outcome.answer
@@ -54,6 +55,7 @@ def test_the_command_gives_the_answer_of_the_page_and_the_files_are_of_the_chose
     assert main([*words, "--quiet", "--json", str(tmp_path / "found.json")]) == 0
     capsys.readouterr()
     (by_command,) = json.loads((tmp_path / "found.json").read_text())["plans"]
+    assert by_command["metadata"]["rate"].endswith(", replayed") == replayed
     best = found["columns"]["choices"][found["columns"]["best"]]
     assert best["name"] == by_command["choices"][0]["name"]
     assert best["objective"][0] == pytest.approx(by_command["choices"][0]["objective"]["value"])
@@ -90,6 +92,7 @@ def test_a_cancelled_search_ends_at_its_next_evaluation():
     [
         ({"gpus": ["/etc/passwd"]}, "no GPU named"),
         ({"gpus": []}, "gpus must be"),
+        ({"weights": "fp9"}, "no dtype named"),
         ({"tp": ["3"]}, "no tp named"),
         ({"ttft.p90": "2s, x = 1"}, "ttft.p90 must be"),
         ({"num_requests": 1e9}, "num_requests must be"),

@@ -31,7 +31,7 @@ def names(kind: str) -> Callable[[str], list[str]]:
 
 
 Model = Annotated[
-    str | None, Option(metavar="NAME", help="Model of the catalog, or a config.json.", autocompletion=names("models"))
+    str | None, Option(metavar="NAME", help="Name, name-fp8 or config.json of a model.", autocompletion=names("models"))
 ]
 Gpu = Annotated[str | None, Option(metavar="NAME", help="GPU of the catalog.", autocompletion=names("gpus"))]
 Tp = Annotated[int | None, Option(min=1, help="Tensor parallelism; without a file: the smallest that fits.")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import gzip
 import math
+import shlex
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -62,14 +63,12 @@ def read_trace(
                 if not (columns := _columns(path)):
                     raise unknown from None
                 near = _renamed(columns)
-                names = ", ".join(f"{column} to {name}" for column, name in near.items())
                 pairs = {"prompt_tokens": "NAME", "output_tokens": "NAME"} | {near[column]: column for column in near}
-                given = ", ".join(f"{name}={column}" for name, column in pairs.items())
+                given = " ".join(f"--column {shlex.quote(f'{name}={column}')}" for name, column in pairs.items())
                 raise TraceError(
                     f"{path}, line 1: must have the columns of a trace, or of a log: prompt_tokens, output_tokens (or "
                     "texts: prompt, output) and arrival_s or arrival_ms; it has "
-                    f"{', '.join(columns[:12])[:200]}. Rename "
-                    f"{names or 'your columns to those of one format'}, or name each by --column: {given}"
+                    f"{', '.join(columns[:12])[:200]}. Rename your columns, or give {given}"
                 ) from None
         raise
     if replayed and log.arrival_s is None:

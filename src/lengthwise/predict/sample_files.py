@@ -64,7 +64,7 @@ _TIMES = {
 _UNITS_S = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _TIMES |= {f"{name.removesuffix('_s')}_{unit}": seconds for name in _TIMES for unit, seconds in _UNITS_S.items()}
 """Accepted names of the column of arrival times, with seconds per unit; the first in this order counts."""
-_TIME_WORDS = {"ts", "t", "time", "timestamp", "timestamps", "date", "datetime", "arrival", "arrived", "arrives"}
+_TIME_WORDS = {"ts", "t", "time", "timestamp", "timestamps", "date", "datetime", "arrival", "arrived", "when"}
 """Words of names that look like those of arrival times."""
 
 

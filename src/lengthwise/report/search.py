@@ -15,7 +15,7 @@ from lengthwise.report.formatting import TIMES, UNKNOWN, amount, capitalized, co
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.report.search_text import MONTH_H
-from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.estimate import UNKNOWN as NO_VALUE
 from lengthwise.schema.files import write_atomic
 from lengthwise.schema.metric_names import Metric, metric_of, scale
 from lengthwise.schema.plan import Choice, Plan, Point, Status, Study, Trade, limit_text
@@ -189,7 +189,7 @@ def _listing(plan: Plan, shown: Sequence[int], listed: int) -> dict[str, Any]:
     for index, choice in ran:
         estimates = [(choice.objective, ""), *([(choice.capacity_rps, "")] if has_capacity else [])]
         for name, (factor, _) in zip(metrics, scales, strict=True):
-            e = choice.at.values.get(name, Estimate(math.nan)) if choice.at else Estimate(math.nan)
+            e = choice.at.values.get(name, NO_VALUE) if choice.at else NO_VALUE
             css = "binds" if name in limited and text.is_bound_by(choice, limited[name]) else ""
             estimates.append((e.scaled(factor), css))
         at_rps = choice.at.rate_rps if choice.at else math.nan
@@ -344,7 +344,7 @@ def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list
     }
     curve = load_curve(c)
     if curve:
-        known = c.at.values if c.at else {}
+        known = [c.at.values.get(name, NO_VALUE) if c.at else NO_VALUE for name in names]
         points = []
         for p in curve:
             rate, usd, *numbers = map(finite_number, (p.rate_rps, usd_per_thousand(c, p), *(p.value(n) for n in names)))
@@ -352,7 +352,8 @@ def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list
         columns |= {
             "binds": text.binding_text(plan, c),
             "at": curve.index(c.at) if c.at else -1,
-            "halves": [finite_number(known[name].half_width) if name in known else None for name in names],
+            "halves": [finite_number(e.half_width) for e in known],
+            "spans": [[finite_number(e.model_low), finite_number(e.model_high)] for e in known],
             "points": points,
         }
     return columns

@@ -144,7 +144,8 @@ def check_limit(limit: Limit) -> Limit:
                 f"it is {limit.metric!r}"
             )
     elif statistic or metric not in (*SCALAR_METRICS, "within_slo"):
-        given = statistic if statistic == "mean" or is_quantile(statistic) else "p99"
+        named = (statistic, metric.rpartition("_")[2])  # "ttft_p90" also names p90
+        given = next((one for one in named if one == "mean" or is_quantile(one)), "p99")
         known = [*(f"{m}.{given}" for m in LIMITED), "within_slo", *SCALAR_METRICS]
         raise UnknownNameError("metric", limit.metric, known)
     if not limit.bound > 0 or math.isinf(limit.bound):

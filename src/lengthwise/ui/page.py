@@ -79,9 +79,10 @@ def require_name(kind: str, value: Any, known: Sequence[str] | Mapping[str, Any]
     return value
 
 
-def require_model(value: Any) -> str:
-    """Return the name of a model of the catalog."""
-    return require_name("model", value, catalog.models())
+def require_model(value: Any, dtype: Any = "") -> str:
+    """Return the name of a model of the catalog, with a dtype of weights if it is given: llama-3.1-70b-fp8."""
+    suffix = "-" + require_name("dtype", dtype, ("fp8", "int8", "int4", "fp4")) if dtype else ""
+    return require_name("model", value, catalog.models()) + suffix
 
 
 def require_workload(value: Any) -> str:

@@ -54,6 +54,7 @@ SETTINGS = {
 """By field of the page: the key of the scenario."""
 DEFAULTS: dict[str, Any] = {
     "model": "llama-3.1-8b",
+    "weights": "",  # their dtype; "": as published
     "gpu": "H100",
     "usd_per_hour": 0,  # price of a GPU; 0: the catalog's
     "workload": "chat-1m",
@@ -195,9 +196,7 @@ def _inputs(fields: Mapping[str, Any], paths: Mapping[str, Path]) -> tuple[dict[
     short = {name: fields[name] for name in SHORT}
     settings = [f"{key}={fields[name]}" for name, key in SETTINGS.items()]
     key, value = _rate(fields, fields["rate"], paths)
-    for name in ("model", "gpu"):
-        if f"{name}_file" in paths:
-            short[name] = str(paths[f"{name}_file"])
+    short |= {name: str(paths[f"{name}_file"]) for name in ("model", "gpu") if f"{name}_file" in paths}
     if "trace_file" in paths:
         short["workload"] = str(paths["trace_file"])
         trace = _trace(paths["trace_file"], tuple(fields["trace_columns"]))
@@ -287,7 +286,7 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with their defaults. Raises InputError for fields and values that the page does not have."""
     fields = fields_of(dict(values), DEFAULTS)
     if fields["model_file"] is None:
-        require_model(fields["model"])
+        fields["model"] = require_model(fields["model"], fields["weights"])
     require_name("GPU", fields["gpu"], catalog.gpus())
     require_name("scheduler", fields["policy"], choices()["policies"])
     require_workload(fields["workload"])

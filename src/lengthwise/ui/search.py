@@ -40,6 +40,7 @@ from lengthwise.usecases import short_options
 
 DEFAULTS: dict[str, Any] = {
     "model": "llama-3.1-70b",
+    "weights": "",  # their dtype; "": as published
     "gpus": ["H100", "L40S"],
     "prices": {},  # of a GPU in dollars an hour, by name; others: the catalog's
     "workload": "chat-1m",
@@ -60,10 +61,9 @@ MAX_GPUS = 8
 
 def choices() -> dict[str, Any]:
     """Return the names that the page's lists offer, and the defaults of its fields."""
-    gpus = {name: gpu.price_per_hour_usd for name, gpu in sorted(catalog.gpus().items())}
     return {
         "models": sorted(catalog.models()),
-        "gpus": gpus,
+        "gpus": {name: gpu.price_per_hour_usd for name, gpu in sorted(catalog.gpus().items())},
         "workloads": list(workload.presets()),
         "defaults": DEFAULTS,
     }
@@ -81,8 +81,7 @@ def run(values: Values, task: Task) -> Outcome:
 
 def _searched(fields: Values, priced: dict[str, Path], task: Task) -> Outcome:
     limits = {name: fields[name] for name in LIMITS if fields[name]}
-    gpus = [str(priced.get(name, name)) for name in fields["gpus"]]
-    short = {"model": fields["model"], "gpus": ",".join(gpus)}
+    short = {"model": fields["model"], "gpus": ",".join(str(priced.get(name, name)) for name in fields["gpus"])}
     trace = None if fields["trace_file"] is None else task.session.file(fields["trace_file"])
     replayed_rps = fields["rate"] if trace is not None and fields["replay"] is True else None
     short |= {"rate": fields["rate"] if replayed_rps is None else None}
@@ -121,7 +120,7 @@ def _named(text: str, paths: Sequence[Path]) -> str:
 
 def _checked(values: Values) -> Values:
     fields = fields_of(values, DEFAULTS)
-    require_model(fields["model"])
+    fields["model"] = require_model(fields["model"], fields["weights"])
     require_workload(fields["workload"])
     fields["trace_columns"] = plan.require_columns(fields)
     for name, known in (("gpus", catalog.gpus()), ("tp", ["1", "2", "4", "8", "16"])):

@@ -438,7 +438,7 @@ def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
     if note := unchecked_tables_note(scenario):
         metadata["cost tables"] = note
     if question.rate_rps is not None:
-        metadata["rate"] = f"{question.rate_rps:g} requests a second"
+        metadata["rate"] = f"{question.rate_rps:g} requests a second" + ", replayed" * scenario.workload.is_replay
     if requested.is_offline:
         metadata["requests"] = f"{question.requests:,} requests at once"
     if (own := scenario.deployment.replicas) > 1 and search.REPLICAS not in space_of(requested.section).values():

@@ -24,7 +24,7 @@ function show(fields) {
 function follow() {
   const traced = Boolean(trace.trace_file);
   $("lengths").hidden = form.elements.workload.value !== OWN_LENGTHS || traced;
-  form.elements.model.disabled = Boolean(modelFile);
+  form.elements.model.disabled = form.elements.weights.disabled = Boolean(modelFile);
   $("model-clear").hidden = !modelFile;
   $("sessions").hidden = traced;
   $("thinks").hidden = value($("turns")) === 1;

@@ -167,13 +167,13 @@ function chart() {
 }
 
 // Two configurations, and the ranking
-const estimate = ([x, half], factor = 1) => (known(x) ? `${three(x * factor)}${half ? ` \u00b1 ${three(half * factor)}` : ""}` : "\u2013");
+const estimate = ([x, half, span], factor = 1) => (known(x) ? `${three(x * factor)}${half ? ` \u00b1 ${three(half * factor)}` : ""}${known(span?.[0]) ? ` (${span.map((end) => (known(end) ? three(end * factor) : "\u221e")).join("\u2013")})` : ""}` : "\u2013");
+const here = (choice, i) => (choice.at >= 0 ? [choice.points[choice.at][3 + i], choice.halves[i], choice.spans[i]] : [null, null]);
 
 function compare() {
   const [a, b] = ["first", "second"].map((id) => plan.choices[Number($(id).value)]);
   chosen = Number($("first").value);
   if (!a || !b) return;
-  const here = (choice, i) => (choice.at >= 0 ? [choice.points[choice.at][3 + i], choice.halves[i]] : [null, null]);
   const change = ([x, hx], [y, hy]) => {
     if (!known(x) || !known(y) || !x) return "";
     const percent = 100 * (y / x - 1);
@@ -200,7 +200,7 @@ function ranking() {
     const reason = choice === best ? "the best" : choice.rank.startsWith("=") ? "tied with the best" : dear > 1 ? `${three(dear)} times the ${plan.objective.label.toLowerCase()}` : choice.status;
     return [
       choice.name, choice.rank, String(choice.gpus), three(choice.price), reason,
-      ...limits.map((one) => (choice.at >= 0 ? estimate([choice.points[choice.at][3 + at(one.metric)], choice.halves[at(one.metric)]], plan.metrics[at(one.metric)].factor) : "\u2013")),
+      ...limits.map((one) => estimate(here(choice, at(one.metric)), plan.metrics[at(one.metric)].factor)),
       choice.binds || "\u2013",
     ];
   });

@@ -19,8 +19,8 @@ function attachTrace(react) {
     $("trace-about").textContent = `${found.name}: ${found.requests.toLocaleString("en")} requests, ${rate}; mean prompt ${three(found.prompt)}, mean output ${three(found.output)} tokens.`;
     if (found.text !== null) fileLink($("trace-about"), found.name, URL.createObjectURL(new Blob([found.text])));
     $("replay-label").hidden = found.rate === null;
-    if (found.rate === null) $("replay").checked = false;
-    else set($("rate"), Number(found.rate.toPrecision(3)));
+    $("replay").checked = found.rate !== null;
+    if (found.rate !== null) set($("rate"), Number(found.rate.toPrecision(3)));
     label($("settings"));
     react();
   };
