@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,8 @@ def test_a_plan_reports_stages_makespan_methods_and_what_ifs(cli, tmp_path):
     assert "a disk twice as fast" in message
     assert "GPU time without work:" in message
     assert "e-" not in re.sub(r"[a-z]+e-[a-z]+", "", message), "no power of ten"
-    assert not [line for line in finished.out.splitlines() if "note" not in line and len(line.rstrip()) > 80]
+    long = [line for line in finished.out.splitlines() if len(line.rstrip()) > 80]
+    assert {line.split()[0] for line in long} <= {"note:", "start:", "rehearse:"}
 
 
 def test_an_assumption_is_noted_once(cli, tmp_path):
@@ -61,6 +63,8 @@ def test_json_and_report_are_written_and_the_same_again_but_for_the_clock(cli, t
     finished = cli("app", "plan", path, *QUICK, "--json", tmp_path / "plan.json", "--report", tmp_path / "plan.html")
     assert finished.code == 0
     assert finished.err == f"wrote {tmp_path / 'plan.json'}\nwrote {tmp_path / 'plan.html'}\n"
+    start = shlex.split(finished.out.splitlines()[-2].removeprefix("start: lengthwise "))
+    assert start == ["app", "run", str(path), "--out", "run", "--plan", str(tmp_path / "plan.json")]
     plan = read_plan(tmp_path / "plan.json")
     assert plan.models == ("writer", "judge")
     assert {one.name for one in plan.what_ifs} == {
@@ -122,6 +126,8 @@ def test_without_gpus_the_error_shows_how_to_name_them(cli, tmp_path):
     finished = cli("app", "plan", write_app(tmp_path, cluster=""), *QUICK)
     assert finished.code == 2
     assert finished.err.startswith("error: a plan needs GPUs: --node 8xA100-80GB")
+    finished = cli("app", "plan", write_app(tmp_path), "--set", "calls.verdict.model=llama-2-13b", *QUICK)
+    assert 'Or give a table [models."llama-2-13b"].' in finished.err
 
 
 def test_an_unwritable_report_is_an_error_before_anything_is_planned(cli, tmp_path):

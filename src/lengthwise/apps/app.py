@@ -337,7 +337,7 @@ _RESERVED = frozenset({"item", "index", "previous", "true", "false", "none", "lo
 def _check(app: App) -> None:
     for kind, named in (("model", app.models), ("call", app.calls), ("loop", app.loops)):
         if not named and kind != "loop":
-            raise InputError(f"an application needs at least one {kind}; it has none")
+            raise InputError(f"an application needs at least one {kind}, a table [{kind}s.NAME]; it has none")
         _require_unique(kind, [one.name for one in named])
     for call in app.calls:
         _check_call(app, call)
@@ -366,7 +366,7 @@ def _check_call(app: App, call: Call) -> None:  # noqa: C901 - one check after a
             raise InputError(f"call {call.name!r} must name a model. Known are: {', '.join(known)}")
         for name in names:
             if name not in known:
-                raise UnknownNameError(f"model for call {call.name!r}", name, known)
+                raise UnknownNameError(f"model for call {call.name!r}", name, known, f'a table [models."{name}"]')
     if call.api not in (CHAT, COMPLETION):
         raise UnknownNameError(f"api for call {call.name!r}", call.api, (CHAT, COMPLETION))
     if call.api == COMPLETION and (call.system or not isinstance(call.prompt, str)):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from typer import Option
 
 from lengthwise.cli import options, outputs
@@ -69,6 +71,11 @@ def run(
     details = facts_of(requested, planned, app_file.stem)
     if not quiet and json != outputs.STDOUT:
         show(plan, details)
+        given = [("--plan", json), *(("--node", one) for one in node or ()), ("--profile", profile)]
+        given += [("--set", one) for one in set_ or ()]
+        words = [str(word) for option, value in given if value for word in (option, value)]
+        typer.echo(f"start: {shlex.join(['lengthwise', 'app', 'run', str(app_file), '--out', 'run', *words])}")
+        typer.echo("rehearse: add --launcher simulated; progress: lengthwise app status run")
     outputs.write_outputs(
         json, report, plan, write_plan, lambda path, plan: write_app_html(path, plan, details), quiet=quiet
     )

@@ -33,7 +33,7 @@ def run(
     app_file: AppFile,
     *,
     out: Annotated[Path, Option(metavar="DIR", help="Folder of answers, their ledger and logs.")],
-    launcher: Annotated[str | None, Option(metavar="NAME", help="local, ray, static or simulated.")] = None,
+    launcher: Annotated[str | None, Option(metavar="NAME", help="local, ray, static; simulated: no GPUs.")] = None,
     resume: Annotated[bool, Option("--resume", help="Continue the run in the folder.")] = False,
     plan: Annotated[Path | None, Option(metavar="PLAN.json", help="Output of app plan; default: plan now.")] = None,
     node: Nodes = None,
@@ -115,7 +115,7 @@ def _print_end(done: AppRun, report: Path | None) -> None:
     if completed.reused is not None:
         typer.echo(completed.reused.words())
     counts = {state.name.lower(): completed.of(state) for state in FINISHED}
-    tasks = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    tasks = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     typer.echo(f"{completed.how} after {duration_text(completed.seconds)}: {tasks or 'nothing yet'}")
     typer.echo(f"outputs, manifest and logs are in {done.folder}")
     notes = [f"note: at the end {silent['words']}" for silent in done.metadata["silent"]]

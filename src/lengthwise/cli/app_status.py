@@ -30,17 +30,17 @@ def status(
         typer.echo(app_status_json(found), nl=False)
         return
     total, finished = found.tasks.total(), found.finished
-    states = ", ".join(f"{count} {name}" for name, count in sorted(found.tasks.items()) if count)
-    typer.echo(f"{finished} of {total} tasks have finished: {states}")
+    states = ", ".join(f"{count:,} {name}" for name, count in sorted(found.tasks.items()) if count)
+    typer.echo(f"{finished:,} of {total:,} tasks have finished: {states}")
     for model in found.models:
         lost = model.tasks.get("dead", 0) + model.tasks.get("blocked", 0)
-        parts = [f"{model.completed} of {model.total}", *([f"{lost} dead or blocked"] if lost else [])]
-        parts += [f"{model.tokens:,} tokens", f"{model.tries} attempts"]
+        parts = [f"{model.completed:,} of {model.total:,}", *([f"{lost} dead or blocked"] if lost else [])]
+        parts += [f"{model.tokens:,} tokens", f"{model.tries:,} attempts"]
         parts += [f"on {', '.join(model.engines)}"] if model.engines else []
         typer.echo(f"  {model.name}: {', '.join(parts)}")
     if found.owners:
-        cancelled = "; it has been cancelled" if found.is_cancelled else ""
-        typer.echo(f"running now ({', '.join(found.owners)}){cancelled}")
+        hosts = ", ".join(owner.split("/")[0] for owner in found.owners)
+        typer.echo(f"running now on {hosts}{'; it has been cancelled' if found.is_cancelled else ''}")
     elif finished < total:
         typer.echo("not running; continue with app run --resume")
 

@@ -124,7 +124,7 @@ class AppRequest:
         from lengthwise.usecases.app_plan import planned_app
 
         if self.space is None:
-            raise InputError('a plan needs GPUs: --node 8xA100-80GB, or [cluster] nodes = ["8xA100-80GB"] in the file')
+            raise InputError("a plan needs GPUs: --node 8xA100-80GB (also with --plan), or [cluster] nodes in the file")
         made = planned_app(self.app, self.file.rows, self.space, settings, given=given, early=early)
         assert made.plan is not None
         wait = made.final_plan
