@@ -74,3 +74,16 @@ def test_the_example_loads() -> None:
     requested = config.load(EXAMPLE)
     assert requested.lab is not None
     assert [p.title for p in requested.lab.policies] == ["SJF", "SJF, bounded", "ISRTF"]
+
+
+def test_short_options_need_no_file(cli, tmp_path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = (f"{i / 9},40,{900 if i % 5 == 0 else 20}" for i in range(400))
+    trace.write_text("\n".join(["timestamp,prompt_tokens,completion_tokens", *rows]))
+    few = ("--set", "engine.max_num_seqs=2", "--set", "engine.max_model_len=1024", "--seeds", "2")
+    out = cli("lab", "--model", "opt-125m", "--gpu", "A100-80GB", "--workload", str(trace), "--rate", "9", *few)
+    assert out.code == 0, out.err
+    assert "9 requests/s, batch 2" in out.out
+    assert all(name in out.out for name in ("FCFS", "isrtf", "sigma 0.5", "sigma 1"))
+    missing = cli("lab", "--model", "opt-125m")
+    assert (missing.code, "--gpu" in missing.err) == (2, True)

@@ -32,11 +32,11 @@ def test_help_lists_the_commands(cli):
         assert f"\n  {command}" in finished.out
 
 
-def test_without_arguments_it_names_five_tasks_by_commands_that_exist(cli):
+def test_without_arguments_it_names_six_tasks_by_commands_that_exist(cli):
     finished = cli()
     assert (finished.code, finished.err) == (0, "")
     tasks = [line.split()[1:] for line in finished.out.splitlines() if line.startswith("  lengthwise ")]
-    assert len(tasks) == 5
+    assert len(tasks) == 6
     for words in tasks:
         assert words[0] in program.COMMANDS
         assert {word for word in words if word.startswith("--")} <= set(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from lengthwise import lab
 from lengthwise.lab import answer
+from lengthwise.lab.experiment import saturated_rps
+from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.lab import Cell, LoadUnit
 
@@ -124,9 +127,23 @@ def test_one_seed_is_never_sure() -> None:
 
 
 def test_a_workload_that_fits_the_batch_is_not_worth_it(small) -> None:
-    made = small.succeeded(batch_sizes=(64,), loads=(0.1,), seeds=2)
+    made = small.succeeded(batch_sizes=(64,), loads=(0.01,), seeds=2)
     assert [v.reason for v in made.decisions] == ["no queue"]
     assert made.answer[0].startswith("Not worth it at any load or batch size. Everything fits the batch")
+
+
+def test_a_run_too_short_for_a_queue_is_undecided(small) -> None:
+    """All 60 requests fit the batch of 64, and arrive within the time of one of the longest."""
+    made = small.succeeded(batch_sizes=(64,), loads=(3.0,), seeds=2)
+    assert [v.reason for v in made.decisions] == ["undecided"]
+    assert "too short for a queue" in made.answer[0]
+
+
+def test_capacity_does_not_depend_on_the_number_of_requests(small) -> None:
+    """A burst whose queue ends early finishes mostly short requests, at a rate above the capacity."""
+    load, served = small.Bench(n=2000).requests(0, ""), small.Bench().deployment(Scheduler(), 32)
+    few, many = (saturated_rps(load.take(np.arange(n)), served, "kernel") for n in (50, 2000))
+    assert few == pytest.approx(many, rel=0.15)
 
 
 def test_an_overload_with_known_lengths_is_worth_it(small) -> None:

@@ -198,7 +198,7 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-START = """lengthwise plans, simulates and schedules LLM inference by output length. Five tasks to start with:
+START = """lengthwise plans, simulates and schedules LLM inference by output length. Six tasks to start with:
 
 What latency, throughput and cost does a deployment have at this load?
   lengthwise simulate --model llama-3.1-8b --gpu H100 --rate 20
@@ -211,6 +211,9 @@ Which schedule serves the most requests under a latency bound?
 
 How do several models finish many rows soonest on these GPUs?
   lengthwise app plan examples/apps/ensemble.toml --node 8xA100-80GB@pairs
+
+Is it worth it to start short requests first, and which predictor does that need?
+  lengthwise lab --model qwen2.5-32b --gpu H100
 
 What does an order by predicted length gain, in front of running engines?
   lengthwise serve --demo

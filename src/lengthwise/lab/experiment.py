@@ -149,7 +149,7 @@ def _compare(fcfs: Cell, oracle: Cell, candidates: list[Cell]) -> tuple[str, str
     mean = best["jct.mean/fcfs"]
     is_open = mean.has_interval and 1 - mean.low >= OPEN_GAIN
     if is_open:
-        description += f" The interval allows a gain of {_percent(1 - mean.low)}: run more seeds or requests."
+        description += f" The interval allows a gain of {_percent(min(1, 1 - mean.low))}: run more seeds or requests."
     return UNDECIDED if is_open else NONE, best.name, description
 
 
@@ -288,6 +288,8 @@ def one_by_one(tasks: Sequence[Any], work: Callable[[Any], Any]) -> Iterator[tup
 
 
 WARMUP_SHARE = 0.2  # share of the requests that capacity leaves out, while the batch fills up
+MIN_FULL_BATCHES = 8  # of a burst that measures capacity; in a smaller one, few long requests finish during the queue
+MIN_SPAN = 3  # of the arrivals, in 99th percentiles of the time that a request takes alone; in less, no queue settles
 
 
 def at_rate(workload: Workload, rate_rps: float) -> Workload:
@@ -312,7 +314,11 @@ def isolated_s(workload: Workload, deployment: Deployment, engine_name: str) -> 
 
 def saturated_rps(workload: Workload, deployment: Deployment, engine_name: str) -> float:
     """Return the capacity in requests per second: the rate of finishes while requests wait, if all arrive at once."""
-    burst = replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None)
+    # Copies of prompts that share prefixes would hit in the cache, so those requests stay as they are.
+    slots = deployment.limits.max_num_seqs * deployment.parallel.ranks
+    copies = 1 if workload.prefixes is not None else math.ceil(MIN_FULL_BATCHES * slots / len(workload))
+    rows = np.tile(np.arange(len(workload)), copies)
+    burst = replace(workload.take(rows, np.zeros(len(rows))), concurrency=None)
     r = engine.simulate(burst, deployment, max_log_steps=0, engine=engine_name).requests
     finished_s = np.sort(r.finished_s[np.isfinite(r.finished_s)])
     if not len(finished_s):
@@ -393,7 +399,8 @@ def lab(
     runner.prepare()
     cells = tuple(runner.cells())
     by_point = ([cell for cell in cells if (cell.batch, cell.load) == point] for point in runner.rates)
-    decisions = tuple(decision(group, seeds=question.seeds, level=question.level) for group in by_point)
+    verdicts = (decision(group, seeds=question.seeds, level=question.level) for group in by_point)
+    decisions = tuple(map(runner.checked, verdicts))
     shared: dict[str, Any] = {n: getattr(question, n) for n in ("name", "metadata", "unit", "seeds", "level")}
     return LabTable(
         cells=cells,
@@ -448,6 +455,20 @@ class _Runner:
             elif q.unit is not LoadUnit.RPS:
                 unit_rps = batch / float(np.nanmean(np.concatenate(list(self.isolated.values()))))
             self.rates |= {(batch, load): load * unit_rps for load in q.loads}
+
+    def checked(self, verdict: Verdict) -> Verdict:
+        """Return the verdict, or that it is undecided: no gain, but the requests arrive before a queue can settle."""
+        alone_s = float(np.nanquantile(np.concatenate(list(self.isolated.values())), 0.99))
+        requests = len(self.workloads[0, ""])
+        span_s = requests / self.rates[verdict.batch, verdict.load]
+        if verdict.reason not in (IDLE, MATCHING) or span_s >= MIN_SPAN * alone_s:
+            return verdict
+        description = (
+            f"The run is too short for a queue to settle: the {requests:,} requests of a seed arrive within "
+            f"{span_s:,.3g} s, and 1 % of them take {alone_s:,.3g} s or more alone. Raise workload.num_requests; of a "
+            "trace, give more rows or fewer --seeds, which share them."
+        )
+        return replace(verdict, reason=UNDECIDED, description=description)
 
     def cells(self) -> Iterator[Cell]:
         """Yield all cells. For each load and batch size, the cells of FCFS and the oracle come first."""

@@ -66,8 +66,8 @@ class Verdict:
     load: float
     is_improvement: bool
     # "worth it", "no queue", "lengths alike", "no gain", "the tail pays", "one seed" (a gain without an interval),
-    # "undecided" (the interval contains both no gain and a large gain) or "not compared" (the policies did not serve
-    # the same requests).
+    # "undecided" (the interval contains both no gain and a large gain, or the run is too short for a queue) or "not
+    # compared" (the policies did not serve the same requests).
     reason: str
     best: str  # ``Cell.name`` of the policy that the verdict is about; "": none
     description: str  # the reason in one or two sentences

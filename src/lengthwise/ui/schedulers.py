@@ -47,6 +47,8 @@ SCHEDULERS: dict[str, tuple[str, dict[str, str]]] = {
 DEFAULTS: dict[str, Any] = {
     "model": "llama-3.1-8b",
     "gpu": "A100-80GB",
+    "tp": 1,
+    "replicas": 1,
     "workload": "chat-1m",
     "rate": 15.0,  # near saturation, where a queue exists: 5.0 s of queueing in the mean under FCFS
     "max_num_seqs": 256,
@@ -94,6 +96,7 @@ def scenario_text(fields: Values) -> str:
             f"[workload]\n{lengths}\nrequest_rate = {fields['rate']:.15g}\nnum_requests = {fields['num_requests']}",
             f"[predictor]\n{exact}",
             f"[deployment]\nmodel = {json.dumps(fields['model'])}\ngpu = {json.dumps(fields['gpu'])}",
+            f"tp = {fields['tp']}\nreplicas = {fields['replicas']}",
             f"[engine]\nmax_num_seqs = {fields['max_num_seqs']}",
             f"[run]\nseeds = {fields['seeds']}\nmodel_draws = 0",
             *variants,
@@ -135,7 +138,7 @@ def run(values: Values, task: Task) -> Outcome:
         "metrics": [f"{table[key].metric.label}, {table[key].unit}" for key in CARDS if key in table],
         "arrival_s": _seconds(arrival_s[shown] - start_s),
         "output_tokens": requests.output_tokens[shown].tolist(),
-        "slots": fields["max_num_seqs"],
+        "slots": fields["max_num_seqs"] * fields["replicas"],
         "minute_s": minute_s,
         "command": "lengthwise simulate scenario.toml",
         "scenario": text,
@@ -226,7 +229,15 @@ def _checked(values: Values) -> Values:
     require_number("rate", fields["rate"])
     if fields["sigma"] != 0:
         require_number("sigma", fields["sigma"], 10)
-    counts = {"max_num_seqs": 4096, "bins": 64, "prefill_batch": 4096, "decode_steps": 4096, "num_requests": 20_000}
+    counts = {
+        "tp": 64,
+        "replicas": 64,
+        "max_num_seqs": 4096,
+        "bins": 64,
+        "prefill_batch": 4096,
+        "decode_steps": 4096,
+        "num_requests": 20_000,
+    }
     for name, most in {**counts, "seeds": 50}.items():
         fields[name] = int(require_number(name, fields[name], most))
     return fields

@@ -19,7 +19,7 @@ from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import InputError, error_note
 from lengthwise.schema.lab import ORACLE, LabTable, LoadUnit
 from lengthwise.schema.workload import Workload
-from lengthwise.usecases.requests import DEFAULT_REQUESTS, WorkloadPredictor, search_load, workload_predictor
+from lengthwise.usecases.requests import DEFAULT_REQUESTS, MAX_PARTS, WorkloadPredictor, search_load, workload_predictor
 from lengthwise.usecases.variants import deployment, scheduler
 
 Progress = Callable[[int, int], None]
@@ -102,7 +102,8 @@ class ScenarioBench:
 
     def __post_init__(self) -> None:
         scenario = self.scenario
-        self.load = search_load(scenario)
+        seeds = MAX_PARTS if scenario.lab is None else min(MAX_PARTS, scenario.lab.seeds)
+        self.load = search_load(scenario, seeds)
         source = source_of(scenario.workload, scenario.folder)
         lengths = source.lengths if source.replayed is None else None
         for title, section in self.predictors.items():
@@ -110,7 +111,8 @@ class ScenarioBench:
 
     def requests(self, seed: int, predictor: str) -> Workload:
         """Return the requests of a seed with predictions of the named predictor, or without any if the name is ""."""
-        requests = self.scenario.workload.num_requests or DEFAULT_REQUESTS
+        replayed = self.load.max_requests if self.scenario.workload.is_replay else DEFAULT_REQUESTS
+        requests = self.scenario.workload.num_requests or replayed
         drawn = self.load.draw(seed, min(requests, self.load.max_requests))
         if not predictor:
             return drawn
