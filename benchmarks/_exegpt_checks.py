@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import _exegpt as ex
+import exegpt as ex
 import numpy as np
 from _harness import RECORDED, machine
 

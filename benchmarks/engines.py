@@ -166,9 +166,7 @@ def reserve(_shared: Path, quick: bool) -> dict[str, Any]:
     return rows | {"engines.reserve_burst_gain": summary(list(itertools.chain(*bursts["burst_s"].values()))) | bursts}
 
 
-MODULES = {name: f"engines:steps:{name}" for name in ENGINES}
-MODULES |= {name: f"engines:{name}" for name in ("live", "speed", "sweep", "reserve")}
-SECTIONS = Sections("engines", __doc__, MODULES)
+SECTIONS = Sections("engines", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

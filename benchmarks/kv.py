@@ -265,9 +265,7 @@ def off(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"kv.off_speed_ratio": row | {"before": BEFORE, "machine": machine()}}
 
 
-MODULES = {name: f"kv:{name}" for name in ("steps", "radix", "hit_rates", "mooncake", "off", "live", "lengths")}
-MODULES |= {f"router_gain.{name}": f"kv:router_gain:{name}" for name in (*SYNTHETIC, "trace")}
-SECTIONS = Sections("kv", __doc__, MODULES)
+SECTIONS = Sections("kv", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

@@ -106,7 +106,7 @@ def single(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"capacity.single_s": {"value": slowest_s, **details, "machine": machine()}}
 
 
-SECTIONS = Sections("search", __doc__, {"single": "search:single", "study": "search:study"})
+SECTIONS = Sections("search", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

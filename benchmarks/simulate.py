@@ -158,8 +158,7 @@ def _timed(workload: Workload, deployment: Deployment) -> tuple[float, int]:
     return elapsed_s, int(records.requests.preemptions.sum())
 
 
-MODULES = {name: f"simulate:speed:{name}" for name in ("chat", "pp", "routed64", "user_rank")}
-SECTIONS = Sections("simulate", __doc__, MODULES | {"growth": "simulate:growth"})
+SECTIONS = Sections("simulate", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

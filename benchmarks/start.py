@@ -154,7 +154,7 @@ def site(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"docs.broken_links": {"value": len(broken), "pages": pages, "broken": broken[:20]}}
 
 
-SECTIONS = Sections("start", __doc__, {"start": "start", "wheel": "start:wheel", "docs": "start:site"})
+SECTIONS = Sections("start", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

@@ -121,7 +121,7 @@ def figures(_shared: Path, quick: bool) -> dict[str, Any]:
     }
 
 
-SECTIONS = Sections("ui", __doc__, {"ui": "ui"})
+SECTIONS = Sections("ui", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()
