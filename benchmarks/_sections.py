@@ -6,23 +6,20 @@ import math
 import os
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from _harness import Row, json_lines, show, strict_json
+from _harness import Row, json_lines, show, strict_json, toml
 
 UNITS = {"_error": "relative", "_mape": "relative", "_ape": "relative"}
 UNITS |= {"_coverage": "share", "_per_s": "1/s", "_s": "s"}
 """Unit by the end of a figure's name, where neither target nor value names one; the first that fits."""
 SHARED = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
 RESULTS = Path(__file__).parent / "results"
-MODULES, TARGETS = (
-    tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text("utf-8")) for name in ("sections", "targets")
-)
+MODULES, TARGETS = toml("sections"), toml("targets")
 """By benchmark and section: where its function is; by figure: (target, better, unit)."""
 VERSION = 1  # version of the rows in results; within a version keys are only added
 

@@ -134,10 +134,7 @@ def _mean(some: Sequence[float]) -> float:
 def figures(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per model and task, and the mean gains over the paper's sets of them."""
     found = {pair: _cells(*pair) for pair in ([(OPT, "s"), (OPT, "t")] if quick else EVERYTHING)}
-    rows = {
-        f"exegpt.figure.{served.name}.{task}": _mean_gain(cells) | {"cells": cells}
-        for (served, task), cells in found.items()
-    }
+    rows = {f"exegpt.figure.{of.name}.{task}": _mean_gain(c) | {"cells": c} for (of, task), c in found.items()}
     if quick:
         return rows
     sets = {"small_mid": SMALL_MID, "large": LARGE, "all": {*SMALL_MID, *LARGE}}
