@@ -163,6 +163,7 @@ def mixed_rooflines(draw):
     return engine.mix(groups)
 
 
+@pytest.mark.slow
 @settings(max_examples=2 * EXAMPLES)
 @given(batches(), mixed_rooflines())
 def test_no_batch_is_done_sooner_on_unlike_replicas(workload, deployment):
