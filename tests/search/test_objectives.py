@@ -86,6 +86,7 @@ def test_given_replicas_are_taken_as_they_are():
         assert choice.status is not Status.REJECTED or (choice.exclusion.reason and choice.exclusion.group)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cost_at_rate", "fewest_gpus"])
 def test_a_rate_that_takes_too_many_gpus_is_rejected(name):
     need = ask(bench(question(name, rate_rps=RATE)), ONE).best.gpus
