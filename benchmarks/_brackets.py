@@ -18,13 +18,11 @@ from _harness import grouped
 from _intervals import MIN_GROUPS, Interval, share_interval, sides
 from _silicon import NOTHING, Point, Thetas, deployed, fits_without, host_of, loop_of, means, read
 
+from lengthwise import Deployment, InputError, simulate
 from lengthwise.cost import HostOverhead
 from lengthwise.cost.model_error import LEVEL, perturbed
 from lengthwise.cost.roofline_tables import FRONT_SLOW_S, slow_front_log_sd
-from lengthwise.engine import simulate
 from lengthwise.schema.cost_tables import CostTables
-from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import InputError
 
 SEED, EVERY = 5, 40
 GRID = (0.0, *(round(0.02 * 1.2**i, 3) for i in range(28)))
@@ -92,9 +90,7 @@ def of_point(point: Point, host: HostOverhead, slow_s: float) -> list[Bracket]:
     return [Bracket(name, of, Interval(*s)) for name, *s in zip(("ttft", "tpot"), measured, *ends, strict=True)]
 
 
-def interval(
-    run: Callable[[Deployment], list[float]], deployment: Deployment
-) -> tuple[list[float], list[float], list[float]]:
+def interval(run: Callable[[Deployment], list[float]], deployment: Deployment) -> tuple[list[float], ...]:
     """Return (predicted, low, high) of each number, as ``metrics.with_model_error`` computes them."""
     predicted = np.array(run(deployment))
     runs = np.array([run(replace(deployment, cost=cost)) for cost in perturbed(deployment.cost)])

@@ -223,11 +223,9 @@ def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     """Return by load and metric the largest distance of a repeat from the median of its load: the floor of errors."""
     found: dict[str, dict[str, float]] = {}
     for load, some in _harness.grouped(runs, attrgetter("of_load")).items():
-        repeats = [quantiles(run.measured.records) for run in some]
-        found[load] = {
-            metric: max(abs(one[metric] / statistics.median(o[metric] for o in repeats) - 1) for one in repeats)
-            for metric in METRICS
-        }
+        repeats_s = np.array([list(quantiles(run.measured.records).values()) for run in some])
+        off = np.abs(repeats_s / np.median(repeats_s, axis=0) - 1).max(axis=0)
+        found[load] = dict(zip(METRICS, off.tolist(), strict=True))
     return found
 
 
@@ -383,9 +381,8 @@ def coverage_row(
     loads = medians({run.name: intervals_of(unseen[run.setting], run, DRAWS, LEVEL) for run in held_out})
     found = counted(loads)
     details = found | {"of_loads": len(loads), "level": LEVEL, "draws": DRAWS}
-    details["ends_apart"] = {
-        load: round(statistics.median(one.high_s / one.low_s for one in of.values()), 2) for load, of in loads.items()
-    }
+    apart = {load: [one.high_s / one.low_s for one in of.values()] for load, of in loads.items()}
+    details["ends_apart"] = {load: round(statistics.median(of), 2) for load, of in apart.items()}
     details["each"] = {load: {name: one.rounded() for name, one in of.items()} for load, of in loads.items()}
     ci = [round(end, 4) for end in exact_interval(found["satisfied"], found["n"])]
     value = round(found["satisfied"] / found["n"], 4)
@@ -406,9 +403,7 @@ def counted(intervals: Intervals) -> dict[str, int]:
     return sides([one for of in intervals.values() for one in of.values()])
 
 
-def intervals_of(
-    deployment: Deployment, run: Run, draws: int, level: float, *, sampling: bool = True
-) -> dict[str, Interval]:
+def intervals_of(deployment: Deployment, run: Run, draws: int, level: float) -> dict[str, Interval]:
     """Return by metric the prediction of a run, with intervals by the tables' errors and by other requests."""
     records = simulated(deployment, run)
     predicted, measured = quantiles(records), quantiles(run.measured.records)
@@ -420,12 +415,10 @@ def intervals_of(
 
     found = {}
     for metric in COUNTED:
-        reaches = [reach([of[metric] for of in off], predicted[metric])]
-        if sampling:
-            column, q, _ = METRICS[metric]
-            known = finished_seconds(records, column)
-            reaches.append(reach(of_run(known, known, q, seed=0)[1], predicted[metric]))
-        low, high = (math.hypot(*side) for side in zip(*reaches, strict=True))
+        column, q, _ = METRICS[metric]
+        known = finished_seconds(records, column)
+        drawn = [of[metric] for of in off], of_run(known, known, q, seed=0)[1]
+        low, high = map(math.hypot, *(reach(values, predicted[metric]) for values in drawn))
         ends = predicted[metric] * math.exp(-low), predicted[metric] * math.exp(high)
         found[metric] = Interval(measured[metric], predicted[metric], *ends)
     return found

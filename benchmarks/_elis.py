@@ -20,20 +20,18 @@ import _texts
 import numpy as np
 from _harness import RECORDED
 
-from lengthwise import engine, policy, predict, search, workload
+from lengthwise import Deployment, EngineLimits, Scheduler, Workload, engine, policy, predict, search, workload
 from lengthwise.config.workload import read_trace
 from lengthwise.lab import Contestant, Question, lab
 from lengthwise.lab.experiment import at_rate, isolated_s
 from lengthwise.predict import Ensemble, Prompts, Samples
 from lengthwise.predict.encoder import Encoder, SentenceEncoder
 from lengthwise.predict.lexical import Lexical
-from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
 from lengthwise.schema.lab import Cell, LabTable, LoadUnit
-from lengthwise.schema.workload import Workload
 from lengthwise.statistics import t_half_width
 
 FOLDER = "data/text/nc_alpaca_eval"
-MODELS = RECORDED["elis"]["models"]  # name in the paper: (catalog, whose outputs)
+MODELS, MEMORY = (RECORDED["elis"][key] for key in ("models", "memory"))
 LOADS, BATCHES = (1.0, 3.0, 5.0), (1, 2, 4)
 PROMPTS, SHUFFLES, SHAPE, WINDOW_TOKENS = 200, 3, 0.73, 50
 GPU = "A100-80GB"
@@ -44,10 +42,6 @@ HEADLINE = "ensemble"
 R2S = (0.4, 0.85)
 WAITS = (0.9, 1.0, 1.2, 1.4, 2.0)
 """Bounds on waiting, in 99th percentiles of JCT under FCFS at the same load."""
-AGES = (5.0,)  # tokens by which a second of age makes a request shorter
-MEMORY = {"lam13": (0.9, 120, 8.61), "lam7": (0.3, 40, 6.522), "opt6.7": (0.4, 30, 1.316)}
-MEMORY |= {"opt13": (0.4, 60, 2.643), "vic": (0.4, 90, 2.965)}
-"""Table 6: share of the GPU's memory, batch size at which preemption began; Table 4: seconds of a request alone."""
 PREDICTION_S = {"once": (0.01104, 0.0), "windows": (0.01104, 0.01104), "encoder, windows": (0.0029, 0.0029)}
 """Seconds before a request joins the queue, and before each window: Section 6.2, and ``predict.encoder_ms``."""
 SENTENCES = Path(__file__).with_name("sentences.txt")
@@ -143,8 +137,8 @@ def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ..
     for name, scheduler in own.items():
         made.append(Contestant(name, scheduler))
         made += [Contestant(f"{name}, wait {w:g}", scheduler, max_wait_factor=w) for w in waits]
-        ages = AGES if others else ()
-        made += [Contestant(f"{name}, aged {w:g}", replace(scheduler, rank=f"aged(weight={w:g})")) for w in ages]
+        if others:  # a second of age makes a request five tokens shorter
+            made.append(Contestant(f"{name}, aged 5", replace(scheduler, rank="aged(weight=5)")))
     return tuple(made)
 
 

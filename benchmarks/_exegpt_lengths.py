@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import _exegpt as ex
+import exegpt as ex
 import numpy as np
 from _exegpt_checks import compared
 from _harness import RECORDED

@@ -25,14 +25,16 @@ import numpy.typing as npt
 from _circle import Lengths, Setting
 from _gateway_gain import ONE_PROCESS
 from _harness import json_lines, posted
+from _live import Circle
 
-from lengthwise import Deployment, Workload, simulate
+from lengthwise import Deployment, Scheduler, Workload, simulate
 from lengthwise.gateway.protocols import Listener
 from lengthwise.schedule import Cluster, Controls, Estimator, Strategy, TaskLengths
 from lengthwise.schema.cost_tables import CostTables
-from lengthwise.schema.deployment import Scheduler
 
 Floats = npt.NDArray[np.float64]
+Numbers = dict[str, float]
+Runs, Rows = dict[str, dict[str, list[Numbers]]], dict[str, Any]
 SETTING = Setting("rra", 64, 4096)
 SPARE_SEQS = 1.3  # maximum sequences over the mean decode batch, so that none has to wait for a slot
 BOUNDS = {"fast": 1.4, "middle": 2.2, "most": math.inf}
@@ -88,13 +90,13 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         model = _vllm.make_model(Path(folder) / plan.live.size, plan.live.size)
         config = json.loads((model / "config.json").read_text())
-        circle = _live.Circle(Path(folder) / "out", Path(folder), plan.live, config)
+        circle = Circle(Path(folder) / "out", Path(folder), plan.live, config)
         d = circle.deployment(SETTING)
         stock, group = stack.enter_context(_engine(circle, d, "stock"))
         tables, notes = _calibrated(circle, d, stock, group)
         chosen = [one for one in choose(d, tables) if one.name in plan.names]
         engines = {one.name: stack.enter_context(_engine(circle, d, one.name, one.controls))[0] for one in chosen}
-        runs: dict[str, dict[str, list[dict[str, float]]]] = {}
+        runs: Runs = {}
         for repeat, one in itertools.product(range(plan.repeats), chosen):
             for kind, measured in _run_once(circle, plan, one, engines[one.name], stock, repeat).items():
                 runs.setdefault(one.name, {}).setdefault(kind, []).append(measured)
@@ -121,10 +123,8 @@ def choose(d: Deployment, tables: CostTables) -> list[Expected]:
     task = TaskLengths.from_samples(requests.prompt_tokens, requests.output_tokens)
     estimator = Estimator(task, Cluster(d.gpu, d.node, 1), d.model, {1: tables})
     max_batch = min(32, int(2 * SETTING.step_tokens / task.max_prompt_tokens))
-    grid = [
-        Controls(Strategy.RRA, batch, steps)
-        for batch, steps in itertools.product(range(1, max_batch + 1), range(1, task.max_output_tokens, 2))
-    ]
+    sizes = itertools.product(range(1, max_batch + 1), range(1, task.max_output_tokens, 2))
+    grid = [Controls(Strategy.RRA, batch, steps) for batch, steps in sizes]
     got = estimator.estimate(grid)
     fits = got.feasible & (got.decode_batch * SPARE_SEQS <= SETTING.seqs) & (got.decode_batch >= 2)
     min_s = float(got.latency_s[fits].min())
@@ -139,9 +139,7 @@ def choose(d: Deployment, tables: CostTables) -> list[Expected]:
 
 
 @contextlib.contextmanager
-def _engine(
-    circle: _live.Circle, d: Deployment, name: str, controls: Controls | None = None
-) -> Iterator[tuple[str, int]]:
+def _engine(circle: Circle, d: Deployment, name: str, controls: Controls | None = None) -> Iterator[tuple[str, int]]:
     """Start a vLLM with a schedule, or with its own scheduler; yield its URL and process group."""
     words: tuple[str, ...] = ("--distributed-executor-backend", ONE_PROCESS)
     if controls is not None:
@@ -157,7 +155,7 @@ def _engine(
         yield engine.url, engine.process.pid
 
 
-def _calibrated(circle: _live.Circle, d: Deployment, url: str, group: int) -> tuple[CostTables, dict[str, Any]]:
+def _calibrated(circle: Circle, d: Deployment, url: str, group: int) -> tuple[CostTables, dict[str, Any]]:
     """Return the machine's profile, calibrated on the static and the half load, and what became of it."""
     # An engine whose model runs in the scheduler's own process logs wrong step times, so counters are saved, too.
     where = (url, circle.model.name, circle.work / "vllm-stock.log", group, circle.out)
@@ -169,9 +167,7 @@ def _calibrated(circle: _live.Circle, d: Deployment, url: str, group: int) -> tu
     return found.tables, {"calibration": [asdict(one) for one in found.parameters]}
 
 
-def _run_once(
-    circle: _live.Circle, plan: Plan, one: Expected, scheduled: str, stock: str, repeat: int
-) -> dict[str, dict[str, float]]:
+def _run_once(circle: Circle, plan: Plan, one: Expected, scheduled: str, stock: str, repeat: int) -> dict[str, Numbers]:
     """Run a schedule inside the engine, by a gateway, and the stock scheduler at the same concurrency."""
     made, model = workload(one.requests(plan), 100 + repeat), circle.model.name
     concurrency = max(1, round(one.decode_batch))
@@ -211,9 +207,7 @@ async def _send(
     return np.array([one[1] for one in found]), np.array([one[2] for one in found])
 
 
-def _of_phases(
-    phases: Sequence[dict[str, Any]], one: Expected, longest: Sequence[tuple[float, float]]
-) -> dict[str, float]:
+def _of_phases(phases: Sequence[dict[str, Any]], one: Expected, longest: Sequence[tuple[float, float]]) -> Numbers:
     """Return what phases with a full decode batch and waiting requests did; the first ones may be smaller."""
     # ``longest``: admission and end of the requests with the longest output.
     batch, steps = one.controls.prefill_batch, one.controls.decode_steps
@@ -295,12 +289,7 @@ def _simulated(d: Deployment, tables: CostTables, one: Expected, n: int) -> dict
     return {"throughput_rps": float(rps), "latency_s": float(latency_s)}
 
 
-def _rows(
-    chosen: Sequence[Expected],
-    runs: dict[str, dict[str, list[dict[str, float]]]],
-    simulated: dict[str, dict[str, float]],
-    notes: dict[str, Any],
-) -> dict[str, Any]:
+def _rows(chosen: Sequence[Expected], runs: Runs, simulated: dict[str, Numbers], notes: dict[str, Any]) -> Rows:
     """Return the worst schedule's error of the mean over repeats, exactness, the gain, and all that was measured."""
 
     def spread(some: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -319,10 +308,8 @@ def _rows(
         row = {"value": max(map(abs, signed.values())), "unit": "relative", "target": target, "better": "lower"}
         found[f"exegpt.live.{column.removesuffix('_rps').removesuffix('_s')}_error"] = row | {"signed": signed}
     exact = min(by_name[one.name]["measured"]["exact_phases"]["range"][0] for one in chosen)
-    gains = {
-        name: fmean(a["throughput_rps"] / b["throughput_rps"] for a, b in zip(of["rra"], of["stock"], strict=True))
-        for name, of in runs.items()
-    }
+    pairs = {name: zip(of["rra"], of["stock"], strict=True) for name, of in runs.items()}
+    gains = {name: fmean(a["throughput_rps"] / b["throughput_rps"] for a, b in of) for name, of in pairs.items()}
     return found | {
         "exegpt.live.exact_phases": {"value": exact, "unit": "share", "target": 1.0, "better": "higher"},
         "exegpt.live.over_stock": {"value": max(gains.values()), "unit": "times", "gains": gains},

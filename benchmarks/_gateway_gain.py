@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from _harness import machine, posted
 
-from lengthwise import predict, workload
+from lengthwise import Workload, predict, workload
 from lengthwise.apps.launch.simulated import VirtualLoop, run_virtually
 from lengthwise.engine.continuous_batching import Limits
 from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order, PredictionConfig
@@ -39,7 +39,6 @@ from lengthwise.gateway.observe.replay import Service, VirtualGateway, Withheld,
 from lengthwise.gateway.observe.trace import Trace, of_journal
 from lengthwise.gateway.serve import Gateway
 from lengthwise.predict import LengthDistribution, Prompts
-from lengthwise.schema.workload import Workload
 from lengthwise.statistics import t_half_width
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps
 
@@ -100,10 +99,8 @@ def figures(shared: Path, quick: bool, kind: str) -> dict[str, Any]:
     shuffle(shared, 0, 1)  # fails early without data
     cells: list[Cell] = []
     if kind == "emulated":
-        with ProcessPoolExecutor() as pool:
-            runs = [
-                pool.submit(_emulated, shared, plan, batch) for batch in reversed(plan.batches)
-            ]  # the longest first
+        with ProcessPoolExecutor() as pool:  # the longest first
+            runs = [pool.submit(_emulated, shared, plan, batch) for batch in reversed(plan.batches)]
             cells = [cell for run in reversed(runs) for cell in run.result()]
     else:
         with _real_engines(max(plan.batches)) as urls, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RECORDED = tomllib.loads(Path(__file__).with_name("recorded.toml").read_text("utf-8"))
+
+
+def toml(name: str) -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text("utf-8"))
+
+
+RECORDED = toml("recorded")
 
 
 @dataclass(frozen=True)
@@ -42,13 +48,10 @@ def machine() -> dict[str, Any]:
     import numba
     import numpy as np
 
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        cpu = platform.processor()
+    from lengthwise.measure.operators.device import processor
+
     versions = {"python": platform.python_version(), "numba": numba.__version__, "numpy": np.__version__}
-    return {"cpu": cpu, "cores": os.cpu_count(), "load_1m": os.getloadavg()[0]} | versions
+    return {"cpu": processor(), "cores": os.cpu_count(), "load_1m": os.getloadavg()[0]} | versions
 
 
 def show(rows: Sequence[Row], *, as_json: bool) -> None:

@@ -15,17 +15,15 @@ from _circle import Run, Setting, machine_of, this_thread
 from _harness import machine
 from _intervals import exact_interval
 
-from lengthwise import catalog
+from lengthwise import Workload, catalog, deploy, simulate
 from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.cost.profiles import import_aiconfigurator, write_profile
-from lengthwise.engine import deploy, simulate
 from lengthwise.measure.calibration import Calibration, Iterations, calibrate
 from lengthwise.measure.calibration.parameters import apply
 from lengthwise.measure.calibration.result import Parameter
 from lengthwise.measure.operators import MeasurementSettings, measure_operators
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.records import RunResult
-from lengthwise.schema.workload import Workload
 from lengthwise.statistics import mean_estimate
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "measure"))  # planted runs are those of the tests
@@ -170,22 +168,16 @@ def timed(case: Case) -> dict[str, Any]:
     options = {"holdout": [case.held_out], "iterations": case.iterations, "allow": ("warnings",)}
     found = calibrate(case.runs, case.deployment, **options)
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-    about = {"requests": found.fitted, "beside_them": additional(found, case.iterations), "masks": masks(found)}
+    about = {"requests": found.fitted} | noted(found, case.iterations)
     return about | {"simulations": found.simulations, "cpu_s": round(cpu_s, 2), "wall_s": round(wall_s, 2)}
 
 
-def additional(found: Calibration, iterations: Iterations | None) -> str:
-    """Return the input of a calibration other than requests, by its notes."""
-    if iterations is not None:
-        return "a log of steps"
-    return "counters" if "counters were fitted" in " ".join(found.notes) else "nothing"
-
-
-def masks(found: Calibration) -> str:
-    """Return whether dense masks were looked for, and found."""
-    if "dense masks were not looked for" in " ".join(found.notes):
-        return "not looked for"
-    return "found" if found.tables.masked_s > 0 else "looked for"
+def noted(found: Calibration, iterations: Iterations | None) -> dict[str, str]:
+    """Return the input of a calibration other than requests, and whether dense masks were looked for and found."""
+    notes, masks = " ".join(found.notes), "found" if found.tables.masked_s > 0 else "looked for"
+    masks = "not looked for" if "dense masks were not looked for" in notes else masks
+    counters = "counters" if "counters were fitted" in notes else "nothing"
+    return {"beside_them": "a log of steps" if iterations is not None else counters, "masks": masks}
 
 
 def planted_case() -> Case:

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from _intervals import of_scores
 
-from lengthwise import catalog
+from lengthwise import catalog, deploy, simulate
 from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.cost.profiles import import_llmservingsim
-from lengthwise.engine import deploy, simulate
 from lengthwise.measure import calibrate, read_external_results
 from lengthwise.measure.calibration import Calibration
 from lengthwise.metrics.bootstrap import draw_blocks, resample, sample_of
@@ -102,12 +101,9 @@ def statistics(seconds: np.ndarray) -> np.ndarray:
 def deployment(shared: Path, run: Run) -> Deployment:
     meta = json.loads(text(shared / ROOT / "measured_runs" / run.folder / "vllm" / "meta.json"))
     given, cache_facts = meta["engine_kwargs"], meta.get("kv_cache", {})
-    limits = EngineLimits(
-        max_num_seqs=given["max_num_seqs"],
-        max_num_batched_tokens=given["max_num_batched_tokens"],
-        max_model_len=MAX_TOKENS,
-        enable_prefix_caching=cache_facts.get("enable_prefix_caching", True),  # v1's default
-    )
+    sizes = {name: given[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
+    is_cached = cache_facts.get("enable_prefix_caching", True)  # v1's default
+    limits = EngineLimits(**sizes, max_model_len=MAX_TOKENS, enable_prefix_caching=is_cached)
     node, blocks = node_of(shared, run), cache_facts.get("num_gpu_blocks")
     profile = import_llmservingsim(shared / ROOT / "v1" / run.kernels / "bf16")
     model, gpu = catalog.model(run.model), catalog.gpu(run.gpu)

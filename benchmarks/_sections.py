@@ -6,44 +6,41 @@ import math
 import os
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from _harness import Row, json_lines, show, strict_json
+from _harness import Row, json_lines, show, strict_json, toml
 
 UNITS = {"_error": "relative", "_mape": "relative", "_ape": "relative"}
 UNITS |= {"_coverage": "share", "_per_s": "1/s", "_s": "s"}
 """Unit by the end of a figure's name, where neither target nor value names one; the first that fits."""
 SHARED = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
 RESULTS = Path(__file__).parent / "results"
-TARGETS = tomllib.loads(Path(__file__).with_name("targets.toml").read_text("utf-8"))
-"""(target, better, unit) by figure."""
+MODULES, TARGETS = toml("sections"), toml("targets")
+"""By benchmark and section: where its function is; by figure: (target, better, unit)."""
 VERSION = 1  # version of the rows in results; within a version keys are only added
 
 
 @dataclass(frozen=True)
 class Sections:
-    """The parts of a benchmark, with rows in results/NAME.json.
+    """The parts of a benchmark in sections.toml, with rows in results/NAME.json.
 
-    ``modules`` maps sections to "module", "module:function" or "module:function:argument": the function (default
-    ``figures``) takes (shared, quick) and the argument, and returns {name: value}, where a value is a number, a Row, or
-    a mapping with "value" and details. Rows of ``campaigns`` (prefixes) are archived when new runs replace them;
-    ``made`` returns details of every new row about its code.
+    The function of a section takes (shared, quick) and the argument, and returns {name: value}, where a value is a
+    number, a Row, or a mapping with "value" and details. Rows of ``campaigns`` (prefixes) are archived when new runs
+    replace them; ``made`` returns details of every new row about its code.
     """
 
     name: str
     description: str
-    modules: Mapping[str, str]
     campaigns: tuple[str, ...] = ()
     made: Callable[[], Mapping[str, Any]] = field(default=dict)
 
     def rows(self, section: str, shared: Path, *, quick: bool) -> list[Row]:
         """Measure a section; return one row with the reason where packages or data are missing."""
-        module, _, rest = self.modules[section].partition(":")
+        module, _, rest = MODULES[self.name][section].partition(":")
         function, *argument = rest.split(":")
         try:
             figures = getattr(importlib.import_module(module), function or "figures")
@@ -110,10 +107,10 @@ class Sections:
                 self.save(rows)
             show(rows, as_json=args.json)
             return
-        wanted = [name for name in args.only.split(",") if name] or self.modules
-        chosen = [name for name in self.modules if any(name == w or name.startswith(f"{w}.") for w in wanted)]
+        wanted = [name for name in args.only.split(",") if name] or MODULES[self.name]
+        chosen = [name for name in MODULES[self.name] if any(name == w or name.startswith(f"{w}.") for w in wanted)]
         if not chosen:
-            options.error(f"--only must name sections of {', '.join(self.modules)}; got {args.only}")
+            options.error(f"--only must name sections of {', '.join(MODULES[self.name])}; got {args.only}")
         rows, made = [], self.made()
         for name in chosen:
             start, found = time.perf_counter(), []

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 from _harness import RECORDED, grouped
 from _intervals import by, described, summary
 
-from lengthwise import catalog, policy
+from lengthwise import InputError, Records, Workload, catalog, policy
 from lengthwise.cost import HostOverhead, roofline
 from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.cost.operator_work import CURVES, Curves, Operators, Work
@@ -33,13 +34,10 @@ from lengthwise.engine import deploy, disaggregate, simulate
 from lengthwise.engine.deployment_builder import kv_transfer_over
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
-from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import Records
 from lengthwise.schema.speculation import MTP_ACCEPTANCE, Speculation
-from lengthwise.schema.workload import Workload
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-FILE = "data/profiles/aiconfigurator/silicon_sample.csv.gz"
+FILE, SOURCE = "data/profiles/aiconfigurator/silicon_sample.csv.gz", "silicon_data_source"
 GPUS, MODELS, DTYPES = (RECORDED["silicon"][key] for key in ("gpus", "models", "dtypes"))
 RACK = 72  # GPUs of GB200 and GB300 that NVLink joins: workers of P/D on others are joined by their network
 NODE_GPUS, WIDE_EP = 8, 16
@@ -177,8 +175,8 @@ def _drafts(row: dict[str, Any]) -> int | None:
     Which recipe ran on which day with which image is in its ``perf-changelog.yaml``, of which models and GPUs in its
     ``nvidia-master.yaml``; its scripts have the number of tokens.
     """
-    source, fp8 = row["silicon_data_source"], row["gemm_quant_mode"] == "fp8"
-    if row["mode"] != "agg":
+    source, fp8 = row[SOURCE], row["gemm_quant_mode"] == "fp8"
+    if _is_pd(row):
         return 0
     if "Qwen3.5" in row["model_path"]:
         return 3 if fp8 and (row["tp_size"], row["moe_ep_size"]) == (4, 1) else 0
@@ -193,7 +191,7 @@ def _drafts(row: dict[str, Any]) -> int | None:
 
 
 def _is_consistent(row: dict[str, Any]) -> bool:
-    if row["mode"] != "agg":
+    if _is_pd(row):
         return all(tp * dp == moe_tp * ep for tp, dp, moe_tp, ep in (_side(row, "prefill"), _side(row, "decode")))
     tp, dp, moe_tp, ep = _cut(row)
     return tp * dp <= NODE_GPUS and ("Llama" in row["model_path"] or tp * dp == moe_tp * ep)
@@ -230,32 +228,32 @@ def _cut(row: dict[str, Any]) -> tuple[int, int, int, int]:
     return tp, dp, moe_tp, ep
 
 
+def _is_pd(row: dict[str, Any]) -> bool:
+    return row["mode"] != "agg"
+
+
 def _is_export(row: dict[str, Any]) -> bool:
-    return "config_id=" in row["silicon_data_source"] or "source_file=2026" in row["silicon_data_source"]
+    return "config_id=" in row[SOURCE] or "source_file=2026" in row[SOURCE]
 
 
 REASONS: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "no concurrency recorded": lambda r: "silicon_concurrency" not in r["silicon_data_source"],
+    "no concurrency recorded": lambda r: "silicon_concurrency" not in r[SOURCE],
     "speculation not recorded, aggregated (DeepSeek since 2026)": lambda r: _drafts(r) is None,
-    "speculation and workers not recorded, P/D (DeepSeek-R1)": lambda r: (
-        r["mode"] != "agg" and "-R1" in r["model_path"]
-    ),
-    "number of P/D workers not recorded (Kimi-K2.5, GLM-5)": lambda r: r["mode"] != "agg" and not all(_workers(r)),
-    "several nodes, GPUs of all workers in one number (GB200)": lambda r: r["mode"] == "agg" and r["system"] == "gb200",
-    "a router of several workers in front (Dynamo)": lambda r: (
-        r["mode"] == "agg" and "ai-dynamo" in r["silicon_data_source"]
-    ),
+    "speculation and workers not recorded, P/D (DeepSeek-R1)": lambda r: _is_pd(r) and "-R1" in r["model_path"],
+    "number of P/D workers not recorded (Kimi-K2.5, GLM-5)": lambda r: _is_pd(r) and not all(_workers(r)),
+    "several nodes, GPUs of all workers in one number (GB200)": lambda r: not _is_pd(r) and r["system"] == "gb200",
+    "a router of several workers in front (Dynamo)": lambda r: not _is_pd(r) and "ai-dynamo" in r[SOURCE],
     "GPUs of attention and of experts do not agree": lambda r: not _is_consistent(r),
 }
 """Reasons to omit a row; the first that holds counts."""
 
 
 def _point(row: dict[str, Any]) -> Point:
-    text, dtype = row["silicon_data_source"], DTYPES[row["gemm_quant_mode"] or ""]
+    text, dtype = row[SOURCE], DTYPES[row["gemm_quant_mode"] or ""]
     source = "inferencemax" if _is_export(row) or "gap-analysis" in text else "sweep"
     deployed = (row["id"], MODELS[row["model_path"]], GPUS[row["system"]], row["backend"], dtype, source)
     measured = text.split("measured=")[1][:10] if "measured=" in text else ""
-    if row["mode"] == "agg":
+    if not _is_pd(row):
         return Point(*deployed, *_load(row), *_cut(row), measured, *_seconds(row), drafts=_drafts(row) or 0)
     count, workers = _workers(row)
     prefill = count, *_side(row, "prefill")
@@ -282,7 +280,7 @@ def _recipes(name: str, values: int) -> dict[tuple[str, ...], tuple[int, ...]]:
 
 
 def _load(row: dict[str, Any]) -> tuple[int, int, int]:
-    return row["isl"], row["osl"], int(row["silicon_data_source"].split("silicon_concurrency=")[1].split(";")[0])
+    return row["isl"], row["osl"], int(row[SOURCE].split("silicon_concurrency=")[1].split(";")[0])
 
 
 def _seconds(row: dict[str, Any]) -> tuple[float, float]:
@@ -475,13 +473,10 @@ def first_decodes(done: Records) -> Floats:
 BACKENDS = ("vllm", "sglang", "trtllm")
 KERNEL_SPREAD, OWN_SPREAD, COMMON_SPREAD = 0.03, 0.3, 1.0
 HOST = ("step", "sequence", "launch")
-GEMMS = [
-    f"{kind}.{of}" for kind in ("narrow", "wide", "grouped") for of in ("efficiency", "memory_efficiency", "latency_s")
-]
+GEMMS = map(".".join, product(("narrow", "wide", "grouped"), ("efficiency", "memory_efficiency", "latency_s")))
 SPREADS: dict[str, float] = dict.fromkeys((*GEMMS, "prefill.efficiency", "decode.memory_efficiency"), KERNEL_SPREAD)
-SPREADS |= dict.fromkeys(
-    ("narrow.pad_m", *(f"{k}.latency_s" for k in ("stream", "prefill", "decode"))), 2 * KERNEL_SPREAD
-)
+LESS_KNOWN = ("narrow.pad_m", "stream.latency_s", "prefill.latency_s", "decode.latency_s")
+SPREADS |= dict.fromkeys(LESS_KNOWN, 2 * KERNEL_SPREAD)
 SPREADS |= dict.fromkeys(("late_request", *HOST), COMMON_SPREAD)
 SPREADS |= {f"{name}.{backend}": OWN_SPREAD for name in HOST for backend in BACKENDS}
 SPREADS |= {f"speed.{backend}": KERNEL_SPREAD for backend in BACKENDS[1:]}
@@ -573,7 +568,7 @@ def fit(points: Sequence[Point], seconds: Floats, slope: Floats) -> Floats:
     return theta
 
 
-Thetas = dict[str, Floats]  # logs of the fitted factors by what was left out of the fit
+Thetas, ThetaOf = dict[str, Floats], Callable[[Point], Floats]  # logs of the fitted factors by what the fit left out
 EVERY, FEW_FITS, NOTHING = 12, 3, ""
 
 
@@ -582,10 +577,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     points = points[:: EVERY if quick else 1]
     by_family, by_gpu = fits_without(points, "family", "chip")
     found: dict[str, Any] = {}
-    for name, theta_of in (
-        ("family_out", lambda point: by_family[point.family]),
-        ("gpu_out", lambda point: by_gpu[point.chip]),
-    ):
+    left_out = {"family_out": lambda point: by_family[point.family], "gpu_out": lambda point: by_gpu[point.chip]}
+    for name, theta_of in left_out.items():
         scored, predicted = _engine(points, theta_of)
         drafts = np.array([point.drafts > 0 for point in scored])
         for suffix, some in (("", ~drafts), ("_mtp", drafts), ("_all", drafts | ~drafts)):
@@ -623,9 +616,7 @@ def fits_without(points: Sequence[Point], *fields: str) -> list[Thetas]:
     return fits
 
 
-def _engine(
-    points: Iterable[Point], theta_of: Callable[[Point], Floats], *, late: bool = True
-) -> tuple[list[Point], Floats]:
+def _engine(points: Iterable[Point], theta_of: ThetaOf, *, late: bool = True) -> tuple[list[Point], Floats]:
     """Return (points, [n, 2] TTFT and TPOT), without points that do not fit."""
     found, predicted = [], []
     for point in points:

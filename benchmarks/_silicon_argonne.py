@@ -16,11 +16,8 @@ import numpy as np
 from _harness import RECORDED
 from _intervals import by, summary
 
+from lengthwise import EngineLimits, InputError, Workload, deploy, simulate
 from lengthwise.cost.roofline_tables import HOST_SEQUENCE_S, HOST_STEP_S
-from lengthwise.engine import deploy, simulate
-from lengthwise.schema.deployment import EngineLimits
-from lengthwise.schema.errors import InputError
-from lengthwise.schema.workload import Workload
 
 ROOT = "data/profiles/argonne_llm_inference_bench"
 FILE = f"{ROOT}/All_results.csv.gz"

@@ -85,8 +85,7 @@ def vidur(shared: Path, quick: bool, estimator: str, name: str) -> dict[str, Any
     return {f"cost.{name}_build_{kind}_s": summary(seconds) | details for kind, seconds in builds.items()}
 
 
-MODULES = {"lookups": "cost:lookups", "vidur": "cost:vidur:monotone:vidur"}
-SECTIONS = Sections("cost", __doc__, MODULES | {"forest": "cost:vidur:random_forest:vidur_forest"})
+SECTIONS = Sections("cost", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

@@ -40,9 +40,7 @@ def speculation(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"spec.speedup_error": summary([one["error"] for one in found.values()]) | {"by_batch": found}}
 
 
-MODULES = {"silicon": "_silicon", "brackets": "_brackets", "mtp": "_brackets:mtp", "hybrid": "engines:steps:hybrid"}
-MODULES |= {name: f"deployments:{name}" for name in ("pd_search", "eplb", "speculation")}
-SECTIONS = Sections("deployments", __doc__, MODULES | {"ranks8": "simulate:speed:ranks8"}, (), making)
+SECTIONS = Sections("deployments", __doc__, (), making)
 
 if __name__ == "__main__":
     SECTIONS.main()

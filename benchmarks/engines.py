@@ -20,13 +20,12 @@ from _harness import ROOT, cpu_seconds, machine, summary
 from _sections import Sections
 from simulate import LIMITS, LOAD, chat, check
 
-from lengthwise import EngineLimits, deploy, policy, preset, simulate
+from lengthwise import EngineLimits, Workload, deploy, policy, preset, simulate
 from lengthwise.predict import Ecdf, Prompts, Samples, attach
 from lengthwise.schema.deployment import Scheduler, TrtllmSettings
-from lengthwise.schema.workload import Workload
 
 sys.path += [str(ROOT / "tests" / name) for name in ("live", "oracle")]  # what runs engines, and what was measured
-STEPS, WORLDS, ENGINES, RATE_RPS = 100_000, 200, ("vllm", "sglang", "trtllm"), 4.5 * LOAD
+STEPS, WORLDS, RATE_RPS = 100_000, 200, 4.5 * LOAD
 SCHEDULERS = {name: policy.scheduler(name) for name in ("vllm_v1", "sglang")}
 SCHEDULERS |= {f"{name}_async": replace(one, async_scheduling=True) for name, one in SCHEDULERS.items()}
 SCHEDULERS["trtllm"] = Scheduler(trtllm=TrtllmSettings(enable_chunked_prefill=True))
@@ -113,11 +112,9 @@ def caution(kind: str, engine: str, requests: int, seed: int) -> dict[str, dict[
     runs |= {f"share {share:g}": (predicted, share, "") for share in (0.2, 0.1, 0.4)}
     runs |= {"exact": (exact, 0.0, ""), "exact 0.2": (exact, 0.2, ""), "within own": (predicted, 0.2, "own")}
     runs |= {"median within own": (median, 0.2, "own"), "within evicting": (predicted, 0.2, "evicting")}
-    longest, gaps_s = (
-        int((work.prompt_tokens + CAPS[kind]).max()),
-        np.random.default_rng(seed).exponential(size=requests),
-    )
+    longest = int((work.prompt_tokens + CAPS[kind]).max())
     limits = EngineLimits(max_num_seqs=256, max_num_batched_tokens=32768, max_model_len=longest)
+    gaps_s = np.random.default_rng(seed).exponential(size=requests)
     preempts = Scheduler(trtllm=TrtllmSettings("MAX_UTILIZATION")) if engine == "trtllm" else OWN[engine]
     for name, (one, share, rule) in runs.items():
         scheduler = OWN[engine] if name == "own" else preempts
@@ -157,18 +154,14 @@ def reserve(_shared: Path, quick: bool) -> dict[str, Any]:
             share = list((rates[name] - rates["own"]) / (rates["exact"] - rates["own"]))
             counts = [run[name]["preemptions"] for run in runs]
             shares.setdefault(name, {})[kind] = summary(share) | {"preemptions": counts, "shares": share}
-    for name, row, other in (
-        ("within evicting", "", "evicting"),
-        ("within own", ".no_preemptions", "median within own"),
-    ):
+    own = (("within evicting", "", "evicting"), ("within own", ".no_preemptions", "median within own"))
+    for name, row, other in own:
         mean = summary(list(np.mean([of["shares"] for of in shares[name].values()], axis=0)))
         rows["engines.reserve_recovered_share" + row] = mean | shares[name] | {other: shares[other]}
     return rows | {"engines.reserve_burst_gain": summary(list(itertools.chain(*bursts["burst_s"].values()))) | bursts}
 
 
-MODULES = {name: f"engines:steps:{name}" for name in ENGINES}
-MODULES |= {name: f"engines:{name}" for name in ("live", "speed", "sweep", "reserve")}
-SECTIONS = Sections("engines", __doc__, MODULES)
+SECTIONS = Sections("engines", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

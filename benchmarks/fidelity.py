@@ -8,16 +8,8 @@ machine's operators. --save archives replaced campaigns; --take ROWS.JSON takes 
 from _harness import making
 from _sections import Sections
 
-MODULES = {
-    "live": "_live",
-    "recorded": "_recorded",
-    "calibrated": "_recorded:calibrated",
-    **{section: f"_planted:{section}" for section in ("coverage", "counters", "times", "profiles")},
-    "argonne": "_silicon_argonne",
-    "gpu": "gpu_campaign",
-}
 CAMPAIGNS = ("fidelity.live", "fidelity.gpu.")
-SECTIONS = Sections("fidelity", __doc__, MODULES, CAMPAIGNS, making)
+SECTIONS = Sections("fidelity", __doc__, CAMPAIGNS, making)
 
 if __name__ == "__main__":
     SECTIONS.main()

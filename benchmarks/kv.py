@@ -118,19 +118,18 @@ def router_gain(shared: Path, quick: bool, name: str) -> dict[str, Any]:
         for replicas, scale in TRACE_SCALES.items():
             made = deploy("llama-3.1-8b", "H100", replicas=replicas, limits=limits)
             sent = replace(trace, arrival_s=trace.arrival_s * scale)
-            rows |= gains(
-                f"router_gain.trace.{replicas}", {one: latency_sums(sent, made, one, 0, PARTS) for one in routers}
-            )
+            sums = {one: latency_sums(sent, made, one, 0, PARTS) for one in routers}
+            rows |= gains(f"router_gain.trace.{replicas}", sums)
         return rows
     file, rate = SYNTHETIC[name]
     settings = [f"workload.session_rate={rate}", f"workload.num_requests={2000 if quick else 12_000}"]
     settings += ["workload.predicted=mean", "deployment.replicas=4"]
     variant = variants.build(config.load(ROOT / "examples" / file, settings))[0]
-    sums: dict[str, list[Any]] = {one: [] for one in routers}
-    for seed in SEEDS[: 3 if quick else None]:
-        for one in routers:
-            sums[one].append(latency_sums(variant.workload(seed), variant.deployment, one, seed, 1))
-    return gains(f"router_gain.{name}", {one: np.concatenate(of) for one, of in sums.items()})
+    drawn = {seed: variant.workload(seed) for seed in SEEDS[: 3 if quick else None]}
+    runs = {
+        one: [latency_sums(sent, variant.deployment, one, *of, 1) for *of, sent in drawn.items()] for one in routers
+    }
+    return gains(f"router_gain.{name}", {one: np.concatenate(of) for one, of in runs.items()})
 
 
 def latency_sums(workload: Workload, made: Deployment, router: str, seed: int, parts: int) -> Any:
@@ -205,20 +204,20 @@ def live(_shared: Path, quick: bool) -> dict[str, Any]:
         found = {"signed": _circle.calibrated(learnt, [], d, iterations)}
         found["unshared"] = _circle.calibrated([run for run in learnt if run.load != "prefix"], [], d, iterations)
     measured = [_circle.finished_seconds(run.measured.records, "ttft_s") for run in runs]
-    counted, errors = [cached_tokens(run.measured.metadata) for run in runs], dict[str, dict[str, list[float]]]()
+    counted, stats = [cached_tokens(run.measured.metadata) for run in runs], {"mean": np.nanmean, "p50": np.nanmedian}
+    errors: dict[str, dict[str, list[float]]] = {stat: {} for stat in stats}
     about: dict[str, Any] = {"load_1m": [run.measured.metadata["load_1m"] for run in runs]}
     about["measured_share"] = [of["found_tokens"] / of["looked_up_tokens"] for of in counted if of]
     for name, calibration in found.items():
         records = [_circle.simulated(replace(d, cost=calibration.tables), run) for run in runs]
         simulated = [_circle.finished_seconds(of, "ttft_s") for of in records]
-        for stat, value in (("mean", np.nanmean), ("p50", np.nanmedian)):
-            pairs = zip(simulated, measured, strict=True)
-            errors.setdefault(stat, {})[name] = [float(value(a) / value(b) - 1) for a, b in pairs]
+        for stat, value in stats.items():
+            errors[stat][name] = [float(value(a) / value(b) - 1) for a, b in zip(simulated, measured, strict=True)]
         cached = [of.requests.cached_tokens.sum() / of.requests.prompt_tokens.sum() for of in records]
         about[f"{name}_share"] = list(map(float, cached))
         about[f"{name}_parameters"] = {p.name: (p.value, p.low, p.high, p.determined) for p in calibration.parameters}
     rows = {}
-    for stat, value in (("mean", np.nanmean), ("p50", np.nanmedian)):
+    for stat, value in stats.items():
         sizes, each_s = list(map(abs, errors[stat]["signed"])), [float(value(of)) for of in measured]
         row = {"value": abs(statistics.median(errors[stat]["signed"])), "ci": (min(sizes), max(sizes))} | errors[stat]
         row |= {"measured_s": each_s, "repeats": max(abs(s / statistics.median(each_s) - 1) for s in each_s)}
@@ -265,9 +264,7 @@ def off(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"kv.off_speed_ratio": row | {"before": BEFORE, "machine": machine()}}
 
 
-MODULES = {name: f"kv:{name}" for name in ("steps", "radix", "hit_rates", "mooncake", "off", "live", "lengths")}
-MODULES |= {f"router_gain.{name}": f"kv:router_gain:{name}" for name in (*SYNTHETIC, "trace")}
-SECTIONS = Sections("kv", __doc__, MODULES)
+SECTIONS = Sections("kv", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

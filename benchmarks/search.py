@@ -20,6 +20,7 @@ from lengthwise.usecases import capacity
 from lengthwise.usecases import search as study_search
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+SMALLER = ("search.space.pp=[1]", "search.space.tp=[4]")
 MODELS = ("llama-2-7b", "internlm-20b", "llama-2-70b", "qwen-72b")
 
 
@@ -51,13 +52,8 @@ def counted(runs: list[tuple[float, float]], workload: Any, deployment: Any, *ar
 def study(_shared: Path, quick: bool, jobs: int = 2) -> dict[str, Any]:
     """Return time, simulated requests, GPU hours of real runs and the share of pruned candidates of the scenarios."""
     precision = 0.15 if quick else 0.025
-    few = (
-        "search.space.pp=[1]",
-        "search.space.max_num_seqs=[128, 256]",
-        f"search.precision={precision}",
-        "search.seeds=2",
-    )
-    models, more, variants = (MODELS[2:3], (*few, "search.space.tp=[4]"), 1) if quick else (MODELS, (), 3)
+    few = (f"search.precision={precision}", "search.seeds=2", "search.space.max_num_seqs=[128, 256]", *SMALLER)
+    models, more, variants = (MODELS[2:3], few, 1) if quick else (MODELS, (), 3)
     engine.warm_up()
     wall_s, effort, answers, projected = {}, [], [], {}
     start_cpu_s, start_s = time.process_time(), time.perf_counter()
@@ -106,7 +102,7 @@ def single(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"capacity.single_s": {"value": slowest_s, **details, "machine": machine()}}
 
 
-SECTIONS = Sections("search", __doc__, {"single": "search:single", "study": "search:study"})
+SECTIONS = Sections("search", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

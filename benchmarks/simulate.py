@@ -5,9 +5,10 @@ which the queue grows without end. Figures are per CPU second of one thread, wit
 """
 
 import math
+import resource
 import statistics
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ import numpy as np
 from _harness import cpu_seconds, fresh_process, machine, summary
 from _sections import Sections
 
-from lengthwise import EngineLimits, Poisson, deploy, policy, preset, simulate
+from lengthwise import EngineLimits, Poisson, Records, deploy, policy, preset, simulate
 from lengthwise.schema.deployment import Deployment, Parallelism
-from lengthwise.schema.records import Records
 from lengthwise.schema.workload import Predictions, Workload
 
 LIMITS = EngineLimits(max_num_seqs=256, max_num_batched_tokens=512)
@@ -76,27 +76,22 @@ def speed(_shared: Path, quick: bool, name: str) -> dict[str, Any]:
     return {row: summary([requests / seconds for seconds in all_s]) | details | {"machine": machine()}}
 
 
-GROWTH = """
-import json, resource, sys, time
-sys.path.insert(0, {folder!r})
-from simulate import LIMITS, chat, check
-from lengthwise import deploy, simulate
-deployment = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)
-simulate(chat(100, 1.0), deployment, max_log_steps=0)
-workload = chat({requests}, {rate})
-start_s = time.process_time()
-records = simulate(workload, deployment, max_log_steps=0)
-seconds = time.process_time() - start_s
-check(records, workload)
-print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20]))
-"""
+def grown(requests: int, rate_rps: float) -> tuple[float, float]:
+    """Return the CPU seconds of a simulation, and the GiB of memory that this process has used."""
+    deployment, done = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS), list[Records]()
+    simulate(chat(100, 1.0), deployment, max_log_steps=0)  # loads the compiled code
+    workload = chat(requests, rate_rps)
+    (seconds,) = cpu_seconds(lambda: done.append(simulate(workload, deployment, max_log_steps=0)), 1)
+    check(done[0], workload)
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def growth(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return how seconds grow with the number of requests, and the memory of most, each in a process of its own."""
     folder, rate_rps = str(Path(__file__).parent), stable_rps(deployments()["chat"])
     sizes = [10_000, 100_000, 1_000_000] + [10_000_000] * (not quick)
-    points = [fresh_process(GROWTH.format(folder=folder, requests=n, rate=rate_rps)) for n in sizes]
+    code = f"import json, sys; sys.path.insert(0, {folder!r}); from simulate import grown; print(json.dumps(grown"
+    points = [fresh_process(f"{code}({n}, {rate_rps})))") for n in sizes]
     exponent = float(np.polyfit(np.log(sizes), np.log([seconds for seconds, _ in points]), 1)[0])
     by_size = {str(n): of for n, of in zip(sizes, points, strict=True)}
     return {
@@ -119,9 +114,11 @@ def rerank(_shared: Path, quick: bool) -> dict[str, Any]:
     for load, rate_rps in RATES_RPS.items():
         workload = replace(requests, arrival_s=requests.arrival_s / rate_rps)
         for name in SCHEDULERS:
-            other = _unbounded(name)
-            _, preemptions = _timed(workload, other)
-            pairs = [(_timed(workload, fcfs)[0], _timed(workload, other)[0]) for _ in range(2 if quick else 3)]
+            runs = [partial(simulate, workload, one, max_log_steps=0) for one in (fcfs, _unbounded(name))]
+            done = [run().requests for run in runs]
+            assert all(np.isfinite(requests.finished_s).all() for requests in done), "every request must finish"
+            preemptions = int(done[1].preemptions.sum())
+            pairs = [[cpu_seconds(run, 1)[0] for run in runs] for _ in range(2 if quick else 3)]
             ratios = [fcfs_s / other_s for fcfs_s, other_s in pairs]
             about = {"requests_per_s": len(workload) / statistics.median(other_s for _, other_s in pairs)}
             about |= {"range": [min(ratios), max(ratios)], "preemptions": preemptions}
@@ -149,17 +146,7 @@ def _unbounded(scheduler: str) -> Deployment:
     return deploy("llama-2-70b", "A100-80GB", tp=4, limits=EngineLimits(max_num_seqs=64), scheduler=unbounded)
 
 
-def _timed(workload: Workload, deployment: Deployment) -> tuple[float, int]:
-    """Return the CPU seconds of a simulation and its number of preemptions."""
-    started_s = time.process_time()
-    records = simulate(workload, deployment, max_log_steps=0)
-    elapsed_s = time.process_time() - started_s
-    assert np.isfinite(records.requests.finished_s).all(), "every request must finish"
-    return elapsed_s, int(records.requests.preemptions.sum())
-
-
-MODULES = {name: f"simulate:speed:{name}" for name in ("chat", "pp", "routed64", "user_rank")}
-SECTIONS = Sections("simulate", __doc__, MODULES | {"growth": "simulate:growth"})
+SECTIONS = Sections("simulate", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

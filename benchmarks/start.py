@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from _harness import cpu_seconds, fresh_process, machine, python_loop, summary
 from _sections import Sections
@@ -66,23 +67,17 @@ def command_s(repeats: int, model: str, *, expected: str, fails: bool = False) -
 
 def first_answer_s(answer: Callable[[], None]) -> float:
     """Return the wall seconds of an answer with an empty cache; the kernel is then compiled in the background."""
-    with tempfile.TemporaryDirectory() as scratch:
-        before = dict(os.environ)
-        os.environ["LENGTHWISE_CACHE_DIR"] = scratch
+    with tempfile.TemporaryDirectory() as scratch, mock.patch.dict(os.environ, LENGTHWISE_CACHE_DIR=scratch):
         for name in ("CI", "LENGTHWISE_COMPILE", "PYTHONDONTWRITEBYTECODE"):
             os.environ.pop(name, None)
-        try:
-            start_s = time.perf_counter()
-            answer()
-            seconds = time.perf_counter() - start_s
-            assert not engine.ready(), "the answer did not come before the kernel"
-            while not engine.ready() and seconds < 600:
-                time.sleep(0.5)
-            with _jit.compile_lock(wait=True):  # until the background process has written its last file
-                assert engine.ready()
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+        start_s = time.perf_counter()
+        answer()
+        seconds = time.perf_counter() - start_s
+        assert not engine.ready(), "the answer did not come before the kernel"
+        while not engine.ready() and seconds < 600:
+            time.sleep(0.5)
+        with _jit.compile_lock(wait=True):  # until the background process has written its last file
+            assert engine.ready()
     return seconds
 
 
@@ -111,14 +106,13 @@ def figures(_shared: Path, quick: bool) -> dict[str, Any]:
             "import_s": [fresh_process(IMPORT) for _ in range(repeats)],
             "warm.simulate_1000_s": command_s(repeats, "llama-2-70b", expected='"finished"'),
             "start.typo_s": command_s(repeats, "llama-2-70", expected="llama-2-70b", fails=True),
-            "cold.compile_s": [] if quick else [fresh_process(COMPILE, LENGTHWISE_CACHE_DIR=scratch)],
-            "start.first_run_s": []
-            if quick
-            else [first_answer_s(lambda: command_s(0, "llama-2-70b", expected='"finished"')) for _ in range(3)],
-            "start.first_ui_s": [] if quick else [first_answer_s(ui_answers) for _ in range(3)],
             "machine_pace": cpu_seconds(python_loop, 21),
         }
-    return {name: summary(of) | {"unit": "s", "machine": machine()} for name, of in seconds.items() if of}
+        if not quick:
+            seconds["cold.compile_s"] = [fresh_process(COMPILE, LENGTHWISE_CACHE_DIR=scratch)]
+            answers = {"run": lambda: command_s(0, "llama-2-70b", expected='"finished"'), "ui": ui_answers}
+            seconds |= {f"start.first_{name}_s": [first_answer_s(of) for _ in range(3)] for name, of in answers.items()}
+    return {name: summary(of) | {"unit": "s", "machine": machine()} for name, of in seconds.items()}
 
 
 def run(*words: object, cwd: Path) -> None:
@@ -154,7 +148,7 @@ def site(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"docs.broken_links": {"value": len(broken), "pages": pages, "broken": broken[:20]}}
 
 
-SECTIONS = Sections("start", __doc__, {"start": "start", "wheel": "start:wheel", "docs": "start:site"})
+SECTIONS = Sections("start", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _harness import machine, summary
+from _harness import group_use, machine, summary
 from _sections import Sections
 
 TABS, LIMIT_S = 8, 300
@@ -41,7 +41,7 @@ const done = arguments[1], times = [];
 def served() -> Iterator[tuple[str, float, Any]]:
     """Yield the address of a new planner, the seconds until it serves its page, and its process."""
     start_s = time.perf_counter()
-    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True, process_group=0) as process:
         assert process.stdout is not None
         found = re.search(r"http://\S+/", process.stdout.readline())
         assert found
@@ -81,12 +81,6 @@ def opened(driver: Any, address: str) -> None:
         time.sleep(0.1)
 
 
-def cpu_s(process: Any) -> float:
-    """Return the CPU seconds of a process so far; 0 where there is no /proc."""
-    stat = Path(f"/proc/{process.pid}/stat")
-    return sum(map(int, stat.read_text().rpartition(")")[2].split()[11:13])) / 100 if stat.exists() else 0.0
-
-
 def figures(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return the figures of the planner."""
     moves, starts_s = 10 if quick else 60, []
@@ -96,9 +90,9 @@ def figures(_shared: Path, quick: bool) -> dict[str, Any]:
     with served() as (address, _, process), chromium() as driver:
         parts = [urllib.request.urlopen(address + path).read() for path in ("", "choices/plan")]
         opened(driver, address)
-        before_s = cpu_s(process)
+        before_s = group_use(process.pid)[0]
         first_ms = driver.execute_async_script(MOVES, moves)
-        used_ms = 1000 * (cpu_s(process) - before_s) / moves
+        used_ms = 1000 * (group_use(process.pid)[0] - before_s) / moves
         for _ in range(TABS - 1):
             driver.switch_to.new_window("window")
             opened(driver, address)
@@ -121,7 +115,7 @@ def figures(_shared: Path, quick: bool) -> dict[str, Any]:
     }
 
 
-SECTIONS = Sections("ui", __doc__, {"ui": "ui"})
+SECTIONS = Sections("ui", __doc__)
 
 if __name__ == "__main__":
     SECTIONS.main()

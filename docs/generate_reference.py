@@ -154,9 +154,7 @@ GATEWAY_MEANINGS = {
     "quarter; 429 above that.",
     "values": "Maximum values in the JSON of a body, for example token ids of a prompt; 400 above it.",
 }
-_SECONDS = {key: f"{key}_s" for key in ("ready", "stall", "request", "backoff", "save", "linger")} | {
-    "max_backoff": "max_backoff_s"
-}
+_SECONDS = {key: f"{key}_s" for key in ("ready", "stall", "request", "backoff", "max_backoff", "save", "linger")}
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "",
           values.DelayTable: "duration, or `median` and `sigma`", **dict.fromkeys(values.LENGTHS.values(), "a distribution or a number")}  # fmt: skip
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -240,14 +238,8 @@ def hosts() -> str:
     """Return what the host of each named engine adds to a step."""
     rows = [f"| `{name}` | {1e6 * one.step_s:.0f} | {1e6 * one.sequence_s:.1f} | {1e6 * one.launch_s:.0f} |"
             for name, one in ENGINE_HOSTS.items()]  # fmt: skip
-    return "\n".join(
-        [
-            "| `host =` | us per step | us per sequence | us per kernel without a CUDA graph |",
-            "|---|---|---|---|",
-            *rows,
-            "",
-        ]
-    )
+    head = ["| `host =` | us per step | us per sequence | us per kernel without a CUDA graph |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows, ""])
 
 
 def policies() -> str:

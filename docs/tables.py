@@ -203,21 +203,17 @@ def _label(metric: str) -> str:
     return metric.replace("normalized_latency", "PER TOKEN").replace("_", " ").upper().replace("PER TOKEN", "per token")
 
 
+def _of_engine(engine: str, title: str) -> dict[str, str]:
+    names = {f"fidelity.{engine}.{name}_error": _label(name) for group in CALIBRATED.values() for name in group}
+    first, *others, last = names
+    labels = {first: f"{title}: {names[first]}"} | {name: names[name] for name in others}
+    intervals = {f"fidelity.{engine}.interval_coverage": "its medians within their 95 % intervals"}
+    return labels | {last: f"latency {names[last]}"} | intervals
+
+
 FIDELITY_FIGURES = {
-    "fidelity.live.ttft_p50_error": "vLLM on a CPU, left-out loads: TTFT P50",
-    "fidelity.live.ttft_p95_error": "TTFT P95",
-    "fidelity.live.tpot_p50_error": "TPOT P50",
-    "fidelity.live.jct_p50_error": "JCT P50",
-    "fidelity.live.jct_p95_error": "JCT P95",
-    "fidelity.live.normalized_latency_p50_error": "latency per token P50",
-    "fidelity.live.interval_coverage": "its medians within their 95 % intervals",
-    "fidelity.live_transformers.ttft_p50_error": "transformers on a CPU, left-out load: TTFT P50",
-    "fidelity.live_transformers.ttft_p95_error": "TTFT P95",
-    "fidelity.live_transformers.tpot_p50_error": "TPOT P50",
-    "fidelity.live_transformers.jct_p50_error": "JCT P50",
-    "fidelity.live_transformers.jct_p95_error": "JCT P95",
-    "fidelity.live_transformers.normalized_latency_p50_error": "latency per token P50",
-    "fidelity.live_transformers.interval_coverage": "its medians within their 95 % intervals",
+    **_of_engine("live", "vLLM on a CPU, left-out loads"),
+    **_of_engine("live_transformers", "transformers on a CPU, left-out load"),
     "fidelity.recorded.ttft_mape": "three recorded runs: TTFT (aim: LLMServingSim's error)",
     "fidelity.recorded.tpot_mape": "TPOT",
     "fidelity.recorded.latency_mape": "latency",
@@ -357,9 +353,8 @@ def fidelity_counters() -> None:
         of = details("fidelity", f"fidelity.counters.{planted}_error")
         for kind, fit in of["kinds"].items():
             error = f"{percent(fit['error'])} [{span((fit['low'], fit['high']), 'relative')}]"
-            lines.append(
-                (planted, inputs[kind], error, f"{fit['width']:.2g}", f"{fit['satisfied']} of {of['of_runs']}")
-            )
+            satisfied = f"{fit['satisfied']} of {of['of_runs']}"
+            lines.append((planted, inputs[kind], error, f"{fit['width']:.2g}", satisfied))
     table(["planted", "fitted to", "mean error", "mean width of the interval", "intervals with the truth"], lines)
 
 
@@ -517,9 +512,8 @@ def exegpt_records(*names: str) -> None:
     lines = []
     for record in records:
         cells = record | {"model": MODELS.get(record.get("model", ""))}
-        lines.append(
-            [c if isinstance(c := cells[k], str) else span(c) if isinstance(c, list) else number(c) for k in record]
-        )
+        found = [cells[key] for key in record]
+        lines.append([c if isinstance(c, str) else span(c) if isinstance(c, list) else number(c) for c in found])
     table(list(records[0]), lines)
 
 
@@ -653,10 +647,8 @@ def exegpt_search() -> None:
             seconds = [choice["search_s"] for choice in some]
             points = [choice["points"] for choice in some]
             share = max(choice["points_share"] for choice in some)
-            counts = f"{min(points):,} to {max(points):,}"
-            lines.append(
-                (title, len(some), number(statistics.median(seconds)), number(max(seconds)), counts, percent(share))
-            )
+            times = map(number, (statistics.median(seconds), max(seconds)))
+            lines.append((title, len(some), *times, f"{min(points):,} to {max(points):,}", percent(share)))
     table(["model", "searches", "median, s", "slowest, s", "schedules", "estimated, at most"], lines)
 
 
@@ -664,9 +656,8 @@ def exegpt_regret() -> None:
     """Print the throughput lost against an exhaustive search."""
     lines = []
     for name, of in details("exegpt", "exegpt.regret_max")["questions"].items():
-        chosen = ", ".join(
-            f"{STRATEGIES[strategy]} {count}" for strategy, count in (of.get("chosen") or {}).items() if count
-        )
+        counts = (of.get("chosen") or {}).items()
+        chosen = ", ".join(f"{STRATEGIES[strategy]} {count}" for strategy, count in counts if count)
         strategies = ", ".join(STRATEGIES[strategy] for strategy in of.get("strategies") or ())
         tail = (f"{of['points']:,}", number(of.get("exhaustive_minutes")), percent(of["regret_max"]))
         lines.append((name, strategies or DASH, of["bounds"], chosen or DASH, *tail))

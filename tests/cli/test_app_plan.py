@@ -58,6 +58,7 @@ def test_an_assumption_is_noted_once(cli, tmp_path):
     assert finished.err == ""
 
 
+@pytest.mark.slow
 def test_json_and_report_are_written_and_the_same_again_but_for_the_clock(cli, tmp_path):
     path = write_app(tmp_path)
     finished = cli("app", "plan", path, *QUICK, "--json", tmp_path / "plan.json", "--report", tmp_path / "plan.html")

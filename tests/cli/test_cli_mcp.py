@@ -76,6 +76,7 @@ def test_a_scenario_is_given_as_text_and_its_settings_are_replaced():
     assert {one["deployment"]["tp"] for one in found["results"]} == {8}
 
 
+@pytest.mark.slow
 def test_capacity_and_search_give_intervals():
     limits = {"ttft.p90": "2s"}
     small = {"search.seeds": 2, "search.precision": 0.2, "run.model_draws": 16}

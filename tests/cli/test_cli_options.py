@@ -65,6 +65,7 @@ def test_options_replace_the_settings_of_a_file(cli, scenario_file):
     assert "2 x H200" in finished.out
 
 
+@pytest.mark.slow
 def test_a_search_compares_the_given_gpus(cli, tmp_path):
     path = tmp_path / "found.json"
     options = ("--model", "llama-3.1-8b", "--gpu", "L40S,H100", "--rate", "4", "--limit", "ttft.p90=2s")

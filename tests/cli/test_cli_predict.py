@@ -56,6 +56,7 @@ def test_every_kind_is_trained_evaluated_and_shown(log, tmp_path, capsys, kind) 
     assert re.search(rf"^samples +{learned[1]} *$", shown, re.MULTILINE)  # without those held out
 
 
+@pytest.mark.slow
 def test_the_lexical_predictor_ranks_and_an_unfair_test_is_reported(log, tmp_path, capsys) -> None:
     out, page, data = tmp_path / "mine.lwp", tmp_path / "page.html", tmp_path / "scores.json"
     assert run("train", log, "--out", out, "--test-share", "0.3", "--seed", "1") == 0

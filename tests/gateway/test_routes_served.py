@@ -158,7 +158,7 @@ def test_the_order_decides_only_the_start_where_no_engine_can_continue():
                 async with session.post(url, json=json.loads(body_of(api, **fields)[0])) as answer:
                     return answer.status, await answer.read()
 
-            requests = [asyncio.ensure_future(ask("responses", input="tell me <out:300>", stream=True))]
+            requests = [asyncio.ensure_future(ask("responses", input="tell me <out:100>", stream=True))]
             await until(lambda: len(server.log.entries) == 1 and server.log.entries[0].sent_tokens > 5)
             requests += [asyncio.ensure_future(ask(api)) for api in ("messages", "embeddings")]
             await until(lambda: gateway.driver.statistics().waiting == 2)

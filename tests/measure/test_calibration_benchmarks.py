@@ -40,8 +40,8 @@ def test_planted_runs_have_three_loads_counters_and_an_unnamed_engine():
 )
 def test_a_timed_calibration_reports_what_it_used_and_searched_for(notes, masked_s, report):
     found = SimpleNamespace(notes=notes, tables=SimpleNamespace(masked_s=masked_s))
-    assert (_planted.additional(found, None), _planted.masks(found)) == report
-    assert _planted.additional(found, object()) == "a log of steps"
+    assert tuple(_planted.noted(found, None).values()) == report
+    assert _planted.noted(found, object()) == {"beside_them": "a log of steps", "masks": report[1]}
 
 
 def test_the_figure_is_the_slowest_by_the_clock(monkeypatch):

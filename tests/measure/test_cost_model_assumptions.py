@@ -211,11 +211,11 @@ def test_decode_iterations_are_linear_in_their_flops_for_each_number_of_requests
 @pytest.mark.slow
 def test_algorithm_1_needs_few_of_the_simulations_of_its_bound():
     """The paper makes V^2 N^2 simulations for V models on N GPUs, in parallel; runs are cached, and few are new."""
-    import _apps
+    import apps
 
     made = []
-    for world in (_apps.ensembling(1000, 256), _apps.mixed(100, 5000, 256)):
+    for world in (apps.ensembling(1000, 256), apps.mixed(100, 5000, 256)):
         with mock.patch.object(engine, "simulate", wraps=engine.simulate) as simulated:
-            world.plan(world.draws(1, 1), _apps.GREEDY)
+            world.plan(world.draws(1, 1), apps.GREEDY)
         made.append((simulated.call_count, (8 * len(world.models)) ** 2))
     assert made == [(392, 5184), (659, 7744)]

@@ -131,6 +131,7 @@ def split_rooflines(draw):
     return dataclasses.replace(both, decode=dataclasses.replace(both.decode, **local))
 
 
+@pytest.mark.slow
 @settings(max_examples=2 * EXAMPLES)
 @given(batches(), split_rooflines())
 def test_no_batch_is_done_sooner_on_separate_sides(workload, deployment):
@@ -163,6 +164,7 @@ def mixed_rooflines(draw):
     return engine.mix(groups)
 
 
+@pytest.mark.slow
 @settings(max_examples=2 * EXAMPLES)
 @given(batches(), mixed_rooflines())
 def test_no_batch_is_done_sooner_on_unlike_replicas(workload, deployment):

@@ -133,6 +133,7 @@ def test_the_interval_is_as_narrow_as_requested_and_the_effort_is_counted():
     assert answer.effort.requests > 2 * 8 * answer.requests
 
 
+@pytest.mark.slow
 def test_more_replicas_hold_more_than_as_many_times_as_much():
     """Behind round robin, n servers see arrivals of Erlang n: smoother, so that the rate a server is higher."""
     service, limit, _ = CASES["M/M/1 P90"]
@@ -141,6 +142,7 @@ def test_more_replicas_hold_more_than_as_many_times_as_much():
     assert 3 * 1.02 * truth("M/M/1 P90") < answer.rate_rps.low < 3
 
 
+@pytest.mark.slow
 def test_of_several_limits_the_tightest_binds():
     service, tight, _ = CASES["M/D/1 P99"]
     loose = Limit("ttft.p90", 60.0)

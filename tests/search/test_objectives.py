@@ -64,6 +64,7 @@ def test_the_replicas_hold_the_rate_and_one_fewer_does_not(name, rate):
         assert choice.bounds.objective <= choice.objective.value
 
 
+@pytest.mark.slow
 def test_a_rate_just_beyond_what_two_replicas_hold_takes_three():
     one = Build()({"deployment.gpu": "H100"})
     two = replace(one, parallel=replace(one.parallel, replicas=2))
@@ -72,6 +73,7 @@ def test_a_rate_just_beyond_what_two_replicas_hold_takes_three():
         assert ask(bench(question("fewest_gpus", rate_rps=rate, seeds=8)), ONE).best.gpus == gpus
 
 
+@pytest.mark.slow
 def test_given_replicas_are_taken_as_they_are():
     """Those that cannot hold the rate are rejected; the fewest of the others is the best."""
     auto = ask(bench(question("fewest_gpus", rate_rps=RATE)), ONE).best.gpus
@@ -84,6 +86,7 @@ def test_given_replicas_are_taken_as_they_are():
         assert choice.status is not Status.REJECTED or (choice.exclusion.reason and choice.exclusion.group)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cost_at_rate", "fewest_gpus"])
 def test_a_rate_that_takes_too_many_gpus_is_rejected(name):
     need = ask(bench(question(name, rate_rps=RATE)), ONE).best.gpus

@@ -178,6 +178,7 @@ PRUNED = (
 )
 
 
+@pytest.mark.slow
 def test_exclusions_have_the_numbers_that_led_to_them():
     plan = ask(bench(question("requests_per_dollar", *TIGHT)))
     reasons = [c.exclusion.reason for c in plan.choices if c.status is Status.PRUNED]
@@ -213,6 +214,7 @@ def test_without_a_feasible_choice_there_is_no_best():
     assert not any(plan.frontiers.values())
 
 
+@pytest.mark.slow
 def test_no_deployment_takes_more_gpus_than_available():
     space = Space({"deployment.tp": (1, 2, 4), "deployment.replicas": (1, 2, "fill")})
     plan = ask(bench(question(max_gpus=4)), space)

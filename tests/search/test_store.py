@@ -105,6 +105,7 @@ def killed_after(writer, puts, delay_s):
     return len(lines)
 
 
+@pytest.mark.slow
 def test_several_processes_open_and_append_at_once(tmp_path):
     writers = [start(tmp_path, name, puts=200) for name in "abcd"]
     assert [len(w.communicate(timeout=60)[0].splitlines()) for w in writers] == [200] * 4

@@ -194,6 +194,7 @@ def test_strains_fall_with_the_bound(workload, deployment, metric, statistic, bo
     assert all(a >= b - 1e-12 for a, b in itertools.pairwise(strains) if not np.isnan(a))
 
 
+@pytest.mark.slow
 @LAW
 @given(workloads(), deployments(), st.floats(1e-3, 1.0), st.floats(1e-3, 0.1), st.floats(1e-3, 3.0))
 def test_goodput_of_a_complete_run_is_that_of_the_metrics(workload, deployment, ttft_s, tpot_s, jct_s):

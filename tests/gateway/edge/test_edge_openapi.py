@@ -46,6 +46,7 @@ def free_edge():
         yield served
 
 
+@pytest.mark.slow
 @SCHEMA.parametrize()
 @settings(max_examples=8)
 def test_generated_requests(case, free_edge):

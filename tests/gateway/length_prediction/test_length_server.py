@@ -156,6 +156,7 @@ def test_a_trained_predictor_covers_held_back_outputs(tmp_path) -> None:
     assert within_binomial_bounds(asyncio.run(covered(config, outputs(1, 300))))
 
 
+@pytest.mark.slow
 def test_reported_lengths_calibrate_the_quantiles() -> None:
     """The outputs of this model are four times those that the shipped predictor knows."""
     inside = asyncio.run(covered(settings(), outputs(2, 700, scale=4.0)))

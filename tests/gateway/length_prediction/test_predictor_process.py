@@ -59,7 +59,13 @@ def test_a_process_predicts_the_same_and_its_prints_harm_nothing() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("word", "kind"), [("die", "died"), ("hang", "hung"), ("scribble", "invalid response")])
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("die", "died"),
+        *(pytest.param(*of, marks=pytest.mark.slow) for of in (("hang", "hung"), ("scribble", "invalid response"))),
+    ],
+)
 def test_a_predictor_that_dies_hangs_or_talks_rubbish_is_started_again(stalls, word: str, kind: str) -> None:
     async def main() -> None:
         async with separate(OneWord(), replace(LIMITS, hang_s=1.0 if word == "hang" else 30.0)) as f:
@@ -183,6 +189,7 @@ def test_beyond_a_fifth_of_a_millisecond_a_prompt_a_predictor_has_its_own_proces
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_file_is_measured_in_its_process_and_comes_in_line_where_it_is_quick(tmp_path) -> None:
     async def main() -> None:
         save(Constant(64.0), tmp_path / "quick.lwp")
