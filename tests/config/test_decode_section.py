@@ -71,7 +71,7 @@ def test_a_transfer_layer_by_layer_has_the_layers_that_a_gpu_caches(model, pp, l
 
 def test_conditional_disaggregation_from_a_file(capsys):
     text = 'link_sharing = "fair", max_local_prefill_length = 512, max_prefill_queue_size = 8, '
-    text += 'kv_transfer_timeout = "2s", kv_load_failure_policy = "recompute", layerwise = true'
+    text += 'switch_gb_per_s = 1.0, kv_transfer_timeout = "2s", kv_load_failure_policy = "recompute", layerwise = true'
     one = build(reported(text))[0]
     side = one.deployment.decode
     assert (side.kv_transfer.sharing, side.max_local_prefill_length, side.max_prefill_queue_size) == ("fair", 512, 8)
@@ -82,9 +82,12 @@ def test_conditional_disaggregation_from_a_file(capsys):
         8,
     )
     assert shown["transfer_layers"] == one.deployment.model.layers
+    token_bytes = 2 * 32 * 8 * 128 * 2  # keys and values of 32 layers with 8 heads of 128 dimensions in 16 bits
+    assert side.kv_transfer.token_s / shown["links_at_once"] == pytest.approx(token_bytes / 1e9)
     show(one, explain(one))
     text = " ".join(capsys.readouterr().out.split())
-    link, transfer = side.kv_transfer, re.search(r"KV transfer (\S+) (us|ms) for a mean prompt, links shared;", text)
+    sharing = "links shared, and a switch as fast as 0.02 of them;"
+    link, transfer = side.kv_transfer, re.search(rf"KV transfer (\S+) (us|ms) for a mean prompt, {sharing}", text)
     last = re.search(r"the step that completes a prompt to (\S+) (us|ms) or more after its end;", text)
     all_s, last_s = (float(one[1]) * {"us": 1e-6, "ms": 1e-3}[one[2]] for one in (transfer, last))
     assert last_s == pytest.approx(link.fixed_s + (all_s - link.fixed_s) / link.layers, rel=0.01)

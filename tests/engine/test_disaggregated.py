@@ -119,6 +119,9 @@ def test_transfers_on_links_of_their_own_share_nothing(engine):
     both = disaggregated(shared, replicas=2, decoders=2)
     r = simulate(requests([0, 0], [256, 256], [2, 2]), both, engine=engine).requests
     np.testing.assert_array_equal(r.finished_s, [0.25 + 1.0 + 1 / 8] * 2)
+    switched = replace(both.decode, kv_transfer=replace(shared, links_at_once=0.5))
+    r = simulate(requests([0, 0], [256, 256], [2, 2]), replace(both, decode=switched), engine=engine).requests
+    np.testing.assert_array_equal(r.finished_s, [0.25 + 4.0 + 1 / 8] * 2)
 
 
 @ENGINES
@@ -331,6 +334,10 @@ def test_what_cannot_work_is_refused():
         KVTransfer(kv_load_failure_policy="retry")
     with pytest.raises(InputError, match=r"no link_sharing named 'fairly'\. Did you mean: fair"):
         KVTransfer(sharing="fairly")
+    with pytest.raises(InputError, match=r'switch_gb_per_s, which needs decode.link_sharing = "fair"; it is "fcfs"'):
+        KVTransfer(links_at_once=2.0)
+    with pytest.raises(InputError, match="links_at_once of a KV transfer must be above 0; it is 0"):
+        KVTransfer(sharing="fair", links_at_once=0)
     with pytest.raises(InputError, match="max_in_flight"):
         EngineLimits(max_in_flight=0)
 

@@ -114,8 +114,10 @@ class Watched(Reference):
         residents = [*rep.running, *stepping, *step.paused]
         assert rep.pool.free >= 0
         moving = [q.transfer for to in self.decode_replicas for q in (*to.queue.waiting, *to.incoming) if q.transfer]
+        moving += [receiver.left for receiver in self.receivers.values() if receiver.left]
         moving = [transfer for transfer in moving if transfer.source is rep and transfer.blocks]
         leaving = sum(transfer.blocks for transfer in moving)
+        leaving += sum(receiver.blocks for receiver in self.receivers.values() if receiver.replica is rep)
         cached = [block for q in (*residents, *moving) for block in blocks_of(q.cached)]
         shared = len(cached) - len(set(cached))
         assert sum(q.blocks for q in residents) - shared + leaving + rep.pool.free == s.params.total_blocks

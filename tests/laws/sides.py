@@ -34,7 +34,7 @@ HANDOVERS = (
     KVTransfer(0.0, 100.0, 1e5),
     KVTransfer(0.003, 1.0, 300.0, sharing="none"),
     KVTransfer(0.0, 100.0, 1e5, sharing="fair"),
-    KVTransfer(0.003, 1.0, 3e3, sharing="fair"),
+    KVTransfer(0.003, 1.0, 3e3, sharing="fair", links_at_once=1.5),
     KVTransfer(1.0, 1.0, 1e3),
     KVTransfer(0.1, 10.0, 1e5, timeout_s=0.05),
     KVTransfer(0.0, 100.0, 1e5, layers=4),

@@ -102,6 +102,9 @@ def all_at_once(workload, deployment):
     """The same requests without waiting for each other, and a deployment that serves all of them."""
     assume(not may_get_stuck(deployment))
     limits = dataclasses.replace(deployment.limits, timeout_s=float("inf"))
+    if deployment.decode is not None and deployment.decode.kv_transfer.kv_load_failure_policy == "fail":
+        link = dataclasses.replace(deployment.decode.kv_transfer, timeout_s=float("inf"))
+        deployment = dataclasses.replace(deployment, decode=dataclasses.replace(deployment.decode, kv_transfer=link))
     workload = dataclasses.replace(workload.without_dependencies(), arrival_s=np.zeros(len(workload)), concurrency=None)
     return workload, dataclasses.replace(deployment, limits=limits)
 
@@ -124,6 +127,7 @@ def split_rooflines(draw):
     more = dataclasses.replace(second.parallel, replicas=draw(st.integers(1, 3)))
     second = dataclasses.replace(second, parallel=more)
     links = [None, KVTransfer(), KVTransfer(0.05), *(KVTransfer(0.01, 1e5, 1e8, s) for s in ("none", "fair"))]
+    links.append(KVTransfer(0.01, 1e5, 1e8, "fair", links_at_once=0.7))
     links.append(KVTransfer(1.0, timeout_s=0.5, kv_load_failure_policy="recompute"))
     link = draw(st.sampled_from(links))
     both = engine.disaggregate(one, second, link)

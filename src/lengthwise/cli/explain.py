@@ -210,7 +210,8 @@ def _transfer_rules(link: KVTransfer, mean_s: float) -> str:
         last_s = link.fixed_s + max(0.0, mean_s - link.fixed_s) / link.layers
         early = "; layer by layer, from the start of the step that completes a prompt to "
         early += f"{duration(last_s)} or more after its end"
-    return _SHARING[link.sharing] + early + limit
+    switch = f", and a switch as fast as {link.links_at_once:.3g} of them"
+    return _SHARING[link.sharing] + switch * math.isfinite(link.links_at_once) + early + limit
 
 
 def _local_prefill(side: DecodeSide) -> str:

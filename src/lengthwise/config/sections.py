@@ -89,6 +89,8 @@ class DecodeSection(Section):
     kv_transfer: Wait = 0.0  # additional seconds of each request's KV transfer
     # What simultaneous transfers of a replica do: one at a time, share its bandwidth, or each have all of it.
     link_sharing: Literal["fcfs", "fair", "none"] = "fcfs"
+    # Of all KV transfers together, which share it max-min fair (link_sharing = "fair"); inf: no limit
+    switch_gb_per_s: Annotated[NotNan, Field(gt=0)] = float("inf")
     layerwise: bool = False  # transfer each layer's KV cache as soon as the last chunk's step has computed it
     kv_transfer_timeout: Wait = float("inf")  # from the prefill until its transfer must have started
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # of a request whose transfer has timed out

@@ -225,16 +225,10 @@ def _serve_paths(D, now_s):
 
 @jit_cold
 def _share_links(S, D):
-    """Divide the bandwidth of all replicas over the paths, max-min fair, and note when the first transfer ends."""
+    """Divide the bandwidth of replicas and switch over the paths, max-min fair, and note when a transfer ends first."""
     fabric, decodes, first = D.fabric[0], S.params[0].decode_replicas, S.params[0].replicas
-    for r in range(len(D.links)):
-        D.links[r].transfers = 0
-        D.links[r].left = 1.0
-    for i in range(fabric.active):
-        p = D.active_paths[i]
-        D.paths[p].rate = -1.0  # not known yet
-        D.links[p // decodes].transfers += D.paths[p].transfers
-        D.links[first + p % decodes].transfers += D.paths[p].transfers
+    switch = len(D.links) - 1
+    _empty_links(S, D)
     unknown, end_s = fabric.active, INFINITY
     while unknown > 0:
         full, rate = 0, INFINITY
@@ -243,18 +237,36 @@ def _share_links(S, D):
                 full, rate = r, D.links[r].left / D.links[r].transfers
         for i in range(fabric.active):
             p = D.active_paths[i]
-            path, sender, receiver = D.paths[p], p // decodes, first + p % decodes
-            if path.rate >= 0.0 or full not in (sender, receiver):
+            path, links = D.paths[p], (p // decodes, first + p % decodes, switch)
+            if path.rate >= 0.0 or full not in links:
                 continue
             path.rate = rate
             unknown -= 1
-            other = D.links[sender + receiver - full]
-            other.left -= rate * path.transfers
-            other.transfers -= path.transfers
+            for link in links:
+                if link != full:
+                    D.links[link].left -= rate * path.transfers
+                    D.links[link].transfers -= path.transfers
             path.end_s = fabric.now_s + max(0.0, path.target_s - path.served_s) / rate
             end_s = min(end_s, path.end_s)
         D.links[full].transfers = 0
     S.counters[0].transfer_end_s = end_s
+
+
+@jit_cold
+def _empty_links(S, D):
+    """Make all bandwidth free again, and count the transfers of each link."""
+    fabric, decodes, first = D.fabric[0], S.params[0].decode_replicas, S.params[0].replicas
+    switch = len(D.links) - 1
+    for r in range(switch):
+        D.links[r].transfers = 0
+        D.links[r].left = 1.0
+    D.links[switch].transfers = 0
+    D.links[switch].left = S.params[1].links_at_once
+    for i in range(fabric.active):
+        p = D.active_paths[i]
+        D.paths[p].rate = -1.0  # not known yet
+        for link in (p // decodes, first + p % decodes, switch):
+            D.links[link].transfers += D.paths[p].transfers
 
 
 @jit_cold

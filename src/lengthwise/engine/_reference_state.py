@@ -669,16 +669,16 @@ class Path:
 
 
 class Fabric:
-    """KV transfers that share the bandwidth of the replicas that send and receive them, max-min fair.
+    """KV transfers that share the bandwidth of both their replicas and of a switch (``links_at_once``), max-min fair.
 
     Progressive filling (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2): the link with the smallest share
     for each of its transfers gives all of them this share, and the others divide what is left. ``paths`` are keyed by
     the numbers of both replicas.
     """
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, links_at_once: float = math.inf) -> None:
         self.paths: dict[tuple[int, int], Path] = {}
-        self.replicas, self.now_s = replicas, 0.0
+        self.bandwidth, self.now_s = [1.0] * replicas + [links_at_once], 0.0
 
     @property
     def end_s(self) -> float:
@@ -712,17 +712,18 @@ class Fabric:
         self.now_s = now_s
 
     def _share(self) -> None:
-        left, unknown = [1.0] * self.replicas, sorted(self.paths)
+        left, unknown, switch = list(self.bandwidth), sorted(self.paths), len(self.bandwidth) - 1
         while unknown:
-            counts = Counter(end for ends in unknown for end in ends for _ in self.paths[ends].targets)
-            full = min(counts, key=lambda end: (left[end] / counts[end], end))
+            counts = Counter(link for ends in unknown for link in (*ends, switch) for _ in self.paths[ends].targets)
+            full = min(counts, key=lambda link: (left[link] / counts[link], link))
             rate = left[full] / counts[full]
-            for ends in [ends for ends in unknown if full in ends]:
+            for ends in [ends for ends in unknown if full in (*ends, switch)]:
                 path = self.paths[ends]
                 path.rate = rate
                 path.end_s = self.now_s + max(0.0, min(path.targets.values()) - path.served_s) / rate
-                left[sum(ends) - full] -= rate * len(path.targets)
-            unknown = [ends for ends in unknown if full not in ends]
+                for link in {*ends, switch} - {full}:
+                    left[link] -= rate * len(path.targets)
+            unknown = [ends for ends in unknown if full not in (*ends, switch)]
 
 
 @dataclass

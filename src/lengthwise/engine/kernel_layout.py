@@ -241,7 +241,7 @@ path_t = _record("transfers", "served_s target_s rate end_s")
 bandwidth, and the first one ends at ``end_s``, when ``served_s`` (seconds at full bandwidth) reaches ``target_s``."""
 
 link_t = _record("transfers", "left")
-"""Work record of a replica's link: the share of its bandwidth that is ``left`` for ``transfers`` of unknown rate."""
+"""Work record of a replica's link or the switch: what is ``left``, in links, for ``transfers`` of unknown rate."""
 
 fabric_t = _record("active", "now_s")
 """The number of paths with transfers, whose numbers are the first of ``DecodeState.active_paths``, and the time up to
@@ -263,8 +263,9 @@ param_t = _record(
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
-    transfer_timeout_s transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s
-    storage_latency_s initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share preemption_budget
+    transfer_timeout_s transfer_token_s links_at_once offload_block_s offload_latency_s storage_read_block_s
+    storage_write_block_s storage_latency_s initial_token_ratio least_token_ratio token_ratio_decay
+    max_recompute_share preemption_budget
     burstiness missed_draft_rate verify_pair_s draft_layers draft_shared_layers draft_head_share draft_pass_s
     """,
 )

@@ -404,7 +404,8 @@ def _draft_cost(setup: Setup) -> PackedCost:
 
 def _paths(senders: int, receivers: int, requests: int) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Return the state of KV transfers that share links, from ``paths`` to ``earliest_end_s``."""
-    paths, links = _rows(kernel_layout.path_t, senders * receivers), _rows(kernel_layout.link_t, senders + receivers)
+    paths = _rows(kernel_layout.path_t, senders * receivers)
+    links = _rows(kernel_layout.link_t, senders + receivers + 1)  # The last one is the switch.
     numbers, fabric = np.zeros(len(paths), np.int64), _rows(kernel_layout.fabric_t, 1)
     return paths, numbers, links, fabric, np.full(requests, np.inf), np.zeros(requests)
 
@@ -429,6 +430,7 @@ def _param_rows(setup: Setup) -> Array:
             "transfer_timeout_s": side.kv_transfer.timeout_s,
             "recomputes": side.kv_transfer.kv_load_failure_policy == "recompute",
             "link_sharing": LINK_SHARINGS.index(side.kv_transfer.sharing),
+            "links_at_once": side.kv_transfer.links_at_once,
             "transfer_layers": side.kv_transfer.layers,
             "max_local_prefill_length": decode.max_local_prefill_length if decode else 0,
             "max_prefill_queue_size": (decode and decode.max_prefill_queue_size) or kernel_layout.ALL,

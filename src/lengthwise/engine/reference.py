@@ -74,7 +74,7 @@ class Reference:
             for rep in side:
                 first = side.index(rep) // rep.s.params.dp * rep.s.params.dp
                 rep.ranks = side[first : first + rep.s.params.dp]
-        self.fabric = Fabric(len(self.replicas))
+        self.fabric = Fabric(len(self.replicas), (decode_side or setup).kv_transfer.links_at_once)
         self.earliest_end_s = [0.0] * n
         """By request, when its KV transfer can arrive."""
         self.receivers: dict[int, Receiver] = {}

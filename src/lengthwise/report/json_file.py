@@ -141,6 +141,7 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
             "transfer_token_s": decode.kv_transfer.token_s,
             "transfer_layers": decode.kv_transfer.layers,
             "link_sharing": decode.kv_transfer.sharing,
+            "links_at_once": decode.kv_transfer.links_at_once,
             "kv_transfer_timeout_s": decode.kv_transfer.timeout_s,
             "kv_load_failure_policy": decode.kv_transfer.kv_load_failure_policy,
             "max_local_prefill_length": decode.max_local_prefill_length,

@@ -529,7 +529,8 @@ class KVTransfer:
     A transfer takes ``fixed_s`` plus ``bytes_per_token / bytes_per_s`` for each cached token, while both sides continue
     their steps. ``sharing`` is what simultaneous transfers of a replica do. With "fcfs" a replica sends one at a time
     and receives one at a time, in the order in which they were admitted. With "fair" they share the bandwidth of the
-    sender and that of the receiver, max-min fair, and ``fixed_s`` follows. With "none" each has the complete bandwidth.
+    sender and that of the receiver, max-min fair, and ``fixed_s`` follows; a switch between all replicas, which carries
+    ``links_at_once`` transfers at full speed, limits their sum. With "none" each has the complete bandwidth.
 
     With ``layers`` above 0, those of a stage that cache keys and values, a transfer begins with the step that completes
     the prompt, and each layer's part of the cache is sent when the step has computed it: the transfer ends at the
@@ -544,6 +545,7 @@ class KVTransfer:
     bytes_per_token: float = 0.0
     bytes_per_s: float = float("inf")
     sharing: str = "fcfs"  # one of ``LINK_SHARINGS``
+    links_at_once: float = float("inf")  # bandwidth of the switch, in links of a replica; finite with "fair" only
     link: str = ""  # its name, if known
     timeout_s: float = float("inf")
     kv_load_failure_policy: str = "fail"  # one of ``KV_LOAD_FAILURE_POLICIES``
@@ -558,6 +560,13 @@ class KVTransfer:
             raise InputError(f"kv_transfer_timeout must be above 0; it is {self.timeout_s}")
         if self.sharing not in LINK_SHARINGS:
             raise UnknownNameError("link_sharing", self.sharing, LINK_SHARINGS)
+        if not self.links_at_once > 0:
+            raise InputError(f"links_at_once of a KV transfer must be above 0; it is {self.links_at_once}")
+        if self.sharing != "fair" and self.links_at_once < float("inf"):
+            raise InputError(
+                "all KV transfers share the bandwidth decode.switch_gb_per_s, which needs decode.link_sharing = "
+                f'"fair"; it is "{self.sharing}". Set it to "fair", or leave switch_gb_per_s out'
+            )
         for name in ("fixed_s", "bytes_per_token"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be at least 0 and finite; it is {getattr(self, name)}")

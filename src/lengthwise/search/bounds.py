@@ -229,7 +229,7 @@ def _parts(
     link = decode.kv_transfer
     all_sent = link.timeout_s == math.inf or link.kv_load_failure_policy == "fail"
     if link.sharing != "none" and link_s and all_sent:
-        transfer_rps = min(deployment.parallel.ranks, decode.parallel.ranks) / link_s
+        transfer_rps = min(deployment.parallel.ranks, decode.parallel.ranks, link.links_at_once) / link_s
     return {"prefill side": prefill_rps, "KV transfer": transfer_rps, "decode side": decode_rps}
 
 

@@ -159,12 +159,11 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
         return _explained(variant, deployed, requests)
     top, decodes = ceiling(deployed, requests).parts, deployed.decode.parallel.replicas
     link, decoded = deployed.decode.kv_transfer, requests.output_tokens > 1
+    token_s = link.token_s / min(1.0, link.links_at_once)
     decoded &= requests.prompt_tokens > deployed.decode.max_local_prefill_length
     found = Sides(
         decode=_explained(variant, deployed.decoding(), requests, prefills=deployed.decode.prefills),
-        transfer_s=float(np.mean((link.fixed_s + link.token_s * requests.prompt_tokens)[decoded]))
-        if decoded.any()
-        else 0.0,
+        transfer_s=float(np.mean((link.fixed_s + token_s * requests.prompt_tokens)[decoded])) if decoded.any() else 0.0,
         rates_rps=top,
         decodes_per_prefill=top["prefill side"] * decodes / (deployed.parallel.replicas * top["decode side"]),
     )

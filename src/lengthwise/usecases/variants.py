@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -294,9 +295,11 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
     model = prefill.model
     # A transfer has one part for each caching layer of the largest stage.
     layers = round(max(catalog.stage_layers(model, prefill.parallel.pp)) * model.caching_layers / model.layers)
+    moved = decode.kv.kv_bytes_per_block / decode.kv.block_size * decode.parallel.tp * decode.parallel.pp  # a token
     transfer = replace(
         transfer,
         fixed_s=transfer.fixed_s + section.kv_transfer,
+        links_at_once=section.switch_gb_per_s * 1e9 * transfer.token_s / moved if moved else math.inf,
         sharing=section.link_sharing,
         timeout_s=section.kv_transfer_timeout,
         kv_load_failure_policy=section.kv_load_failure_policy,
