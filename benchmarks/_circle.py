@@ -381,8 +381,8 @@ def coverage_row(
     loads = medians({run.name: intervals_of(unseen[run.setting], run, DRAWS, LEVEL) for run in held_out})
     found = counted(loads)
     details = found | {"of_loads": len(loads), "level": LEVEL, "draws": DRAWS}
-    apart = {load: [one.high_s / one.low_s for one in of.values()] for load, of in loads.items()}
-    details["ends_apart"] = {load: round(statistics.median(of), 2) for load, of in apart.items()}
+    ratios = {load: [one.high_s / one.low_s for one in of.values()] for load, of in loads.items()}
+    details["ends_apart"] = {load: round(statistics.median(of), 2) for load, of in ratios.items()}
     details["each"] = {load: {name: one.rounded() for name, one in of.items()} for load, of in loads.items()}
     ci = [round(end, 4) for end in exact_interval(found["satisfied"], found["n"])]
     value = round(found["satisfied"] / found["n"], 4)
