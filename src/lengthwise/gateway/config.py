@@ -442,7 +442,7 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         if not (self.engines or self.discovery.dns or self.discovery.endpoint_slices):
-            raise InputError("a gateway needs an engine: give --engine URL, [[engines]] or [discovery]")
+            raise InputError("a gateway needs an engine: give --engine URL, [[engines]] or [discovery], or use --demo")
         if self.order.mode == "rra" and self.dispatch.phases is None:
             raise InputError(
                 "mode rra must have [dispatch.phases] with prefill_batch and decode_steps: `lengthwise schedule` "
