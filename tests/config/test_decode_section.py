@@ -86,10 +86,10 @@ def test_conditional_disaggregation_from_a_file(capsys):
     assert side.kv_transfer.token_s / shown["links_at_once"] == pytest.approx(token_bytes / 1e9)
     show(one, explain(one))
     text = " ".join(capsys.readouterr().out.split())
-    sharing = "links shared, and a switch as fast as 0.02 of them;"
-    link, transfer = side.kv_transfer, re.search(rf"KV transfer (\S+) (us|ms) for a mean prompt, {sharing}", text)
-    last = re.search(r"the step that completes a prompt to (\S+) (us|ms) or more after its end;", text)
-    all_s, last_s = (float(one[1]) * {"us": 1e-6, "ms": 1e-3}[one[2]] for one in (transfer, last))
+    sharing = "links shared, and a switch as fast as 0.00225 of them;"
+    link, transfer = side.kv_transfer, re.search(rf"KV transfer (\S+) (us|ms|s) for a mean prompt, {sharing}", text)
+    last = re.search(r"the step that completes a prompt to (\S+) (us|ms|s) or more after its end;", text)
+    all_s, last_s = (float(one[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[one[2]] for one in (transfer, last))
     assert last_s == pytest.approx(link.fixed_s + (all_s - link.fixed_s) / link.layers, rel=0.01)
     assert "a request is recomputed that waits 2.00 s for it" in text
     assert "prompts of up to 512 tokens, and any while 8 or more wait on the prefill side" in text
