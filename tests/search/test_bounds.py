@@ -99,12 +99,9 @@ def test_no_batch_is_done_sooner_than_the_ceiling_allows(workload, deployment):
 
 
 def all_at_once(workload, deployment):
-    """The same requests without waiting for each other, and a deployment that serves all of them."""
+    """The same requests without waiting for each other, and a deployment whose clients wait for all answers."""
     assume(not may_get_stuck(deployment))
     limits = dataclasses.replace(deployment.limits, timeout_s=float("inf"))
-    if deployment.decode is not None and deployment.decode.kv_transfer.kv_load_failure_policy == "fail":
-        link = dataclasses.replace(deployment.decode.kv_transfer, timeout_s=float("inf"))
-        deployment = dataclasses.replace(deployment, decode=dataclasses.replace(deployment.decode, kv_transfer=link))
     workload = dataclasses.replace(workload.without_dependencies(), arrival_s=np.zeros(len(workload)), concurrency=None)
     return workload, dataclasses.replace(deployment, limits=limits)
 
@@ -128,7 +125,7 @@ def split_rooflines(draw):
     second = dataclasses.replace(second, parallel=more)
     links = [None, KVTransfer(), KVTransfer(0.05), *(KVTransfer(0.01, 1e5, 1e8, s) for s in ("none", "fair"))]
     links.append(KVTransfer(0.01, 1e5, 1e8, "fair", links_at_once=0.7))
-    links.append(KVTransfer(1.0, timeout_s=0.5, kv_load_failure_policy="recompute"))
+    links += [KVTransfer(1.0, timeout_s=0.5, kv_load_failure_policy=policy) for policy in ("recompute", "fail")]
     link = draw(st.sampled_from(links))
     both = engine.disaggregate(one, second, link)
     local = draw(st.sampled_from([{}, {}, {"max_local_prefill_length": 300}, {"max_prefill_queue_size": 2}]))

@@ -227,8 +227,9 @@ def _parts(
     prefill_rps = prefill_rps / certain if certain else math.inf
     transfer_rps = math.inf
     link = decode.kv_transfer
-    all_sent = link.timeout_s == math.inf or link.kv_load_failure_policy == "fail"
-    if link.sharing != "none" and link_s and all_sent:
+    if math.isfinite(link.timeout_s):  # some requests may fail, or be recomputed, instead of a transfer and decodes
+        decode_rps = decode_rps if link.kv_load_failure_policy == "recompute" else math.inf
+    elif link.sharing != "none" and link_s:
         transfer_rps = min(deployment.parallel.ranks, decode.parallel.ranks, link.links_at_once) / link_s
     return {"prefill side": prefill_rps, "KV transfer": transfer_rps, "decode side": decode_rps}
 
