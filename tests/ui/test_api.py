@@ -25,7 +25,7 @@ def test_a_call_returns_what_the_tool_of_agents_returns(planner):
     status, _, text = send(planner, "/api/openapi.json", method="GET")
     described = json.loads(text)
     assert set(described["paths"]) == {
-        f"/api/{name}" for name in ("simulate", "capacity", "search", "explain", "compare", "catalog")
+        f"/api/{name}" for name in ("simulate", "capacity", "search", "explain", "compare", "plan", "catalog")
     }
     rate = described["paths"]["/api/simulate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert rate["properties"]["rate"]["description"] == "Requests per second."

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise.cli import main
+from lengthwise.cli import main, mcp
 from lengthwise.config.files import examples_folder
 from lengthwise.schema.errors import InputError
-from lengthwise.ui import applications
+from lengthwise.ui import api, applications
 from lengthwise.ui.work import JOB, Pool, Task
 
 FOLDER = examples_folder()
@@ -68,6 +68,23 @@ def test_an_uploaded_application_is_planned_with_its_uploaded_rows():
     found = applications.run(FOLDER, fields, task).answer
     assert found["graph"]["nodes"][0]["tasks"] == 2
     assert "--node 2xA100-80GB" in found["command"]
+
+
+@pytest.mark.slow
+def test_the_json_api_plans_the_text_of_an_application(tmp_path):
+    rows = [{"question": "why: ../x?"}, {"question": "how?"}]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.toml").write_text(OWN)
+    plan = applications.planner(FOLDER)
+    found = api.call(plan, {"application": OWN, "nodes": ["2xA100-80GB"], "rows": rows})
+    expected = mcp.plan(str(tmp_path / "mine.toml"), ["2xA100-80GB"])
+    assert found["stages"] == expected["stages"]
+    assert found["makespans_s"] == pytest.approx(expected["makespans_s"])
+    wrongs = {"choose the file with its rows": {"application": OWN}, "nodes must be": {"nodes": ["x/../y"]}}
+    wrongs["no application named"] = {"application": "apps/critique-tinny.toml"}
+    for message, wrong in wrongs.items():
+        with pytest.raises(InputError, match=message):
+            api.call(plan, {"application": FIELDS["app"], "nodes": ["2xA100-80GB"]} | wrong)
 
 
 @pytest.mark.parametrize(

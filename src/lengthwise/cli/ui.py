@@ -33,7 +33,8 @@ def run(
     from lengthwise.config.files import allow_only, examples_folder
     from lengthwise.ui import applications, gateway, server, studies
 
-    tools = (mcp.simulate, mcp.capacity, mcp.search, mcp.explain, mcp.compare, mcp.catalog)
+    plan = applications.planner(examples_folder())
+    tools = (mcp.simulate, mcp.capacity, mcp.search, mcp.explain, mcp.compare, plan, mcp.catalog)
     own = (applications.page(examples_folder(), runs or ()), gateway.page(gateways or ()), studies.PAGE)
     allow_only(examples_folder())  # settings of browsers must not read other files
     server.serve(host, port, None if host in server.LOOPBACK else server.new_token(), tools, (*server.PAGES, *own))

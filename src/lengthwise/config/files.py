@@ -8,6 +8,8 @@ import importlib.util
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -203,6 +205,17 @@ def also_allow(folder: Path) -> None:
     """Add a folder to those of ``allow_only``. Without such a call any file may be named, and this changes nothing."""
     if _readable is not None:
         _readable.add(folder.resolve())
+
+
+@contextmanager
+def allowed(folder: Path) -> Iterator[None]:
+    """Add a folder to those of ``allow_only`` for a block."""
+    also_allow(folder)
+    try:
+        yield
+    finally:
+        if _readable is not None:
+            _readable.discard(folder.resolve())
 
 
 def resolved(text: str, folder: Path) -> Path:

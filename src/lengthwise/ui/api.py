@@ -15,6 +15,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.ui.page import Page, framed
 
 Tool = Callable[..., dict[str, Any]]
+_CHECKED_BY_TOOLS = ("application", "rows")  # whose prompts may look like names of files
 
 
 def call(tool: Tool, values: dict[str, Any]) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def call(tool: Tool, values: dict[str, Any]) -> dict[str, Any]:
     from pydantic import ValidationError, validate_call
 
     try:
-        texts = list(_texts(values))
+        texts = list(_texts({name: value for name, value in values.items() if name not in _CHECKED_BY_TOOLS}))
     except RecursionError:
         raise InputError("the arguments are nested too deeply") from None
     for text in texts:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lengthwise.config.files import allowed
 from lengthwise.schema.errors import InputError
 from lengthwise.ui.page import Download, Outcome, Page, Values, fields_of, require_name, require_number
 from lengthwise.ui.work import Session, Task
@@ -201,11 +202,19 @@ def uploaded(session: Session, fields: Values) -> tuple[Path, list[str]]:
     path = session.file(fields["app_file"])
     if path.suffix != ".toml":
         raise InputError(f"the application must be a .toml file; it is {path.name}")
+    rows = session.file(fields["rows_file"]) if fields["rows_file"] else None
+    return path, _settings(path, rows)
+
+
+def _settings(path: Path, rows: Path | None) -> list[str]:
+    """Return settings that replace the input rows of an application by those of the file ``rows``, unless it is None.
+
+    Raises InputError if the application names any other file of this machine.
+    """
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path.name}: {error}") from None
-    rows = session.file(fields["rows_file"]) if fields["rows_file"] else None
     for keys, value in (*_texts(table), *_models(table)):
         key = keys[-1]
         if keys[0] in ("calls", "name", "description") or (rows is not None and keys == ("inputs", "file")):
@@ -215,7 +224,41 @@ def uploaded(session: Session, fields: Values) -> tuple[Path, list[str]]:
         if is_path or key in ("file", "openai_batch", "store") or (key == "cost" and ":" in value):
             remedy = "; choose the file with its rows" if keys == ("inputs", "file") else ""
             raise InputError(f"an uploaded application may name no file, but {'.'.join(keys)} = {value!r} does{remedy}")
-    return path, [] if rows is None else [f"inputs.file={json.dumps(str(rows))}"]
+    return [] if rows is None else [f"inputs.file={json.dumps(str(rows))}"]
+
+
+def planner(examples: Path) -> Callable[..., dict[str, Any]]:
+    """Return ``plan`` of ``lengthwise mcp`` for the JSON API: the application comes as a text instead of a file."""
+
+    def plan(application: str, nodes: list[str], rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        """Plan how several models of an application share GPUs: stages, makespan with its interval, idle GPUs.
+
+        Args:
+            application: Text of an application file (TOML), or an example such as apps/ensemble.toml.
+            nodes: GPUs, such as ["8xA100-80GB"].
+            rows: Input rows instead of those of the file, each an object.
+        """
+        from lengthwise.apps.plan import plan_json
+        from lengthwise.usecases.app_plan import PlanSettings
+        from lengthwise.usecases.app_setup import load_app_request
+
+        if is_example := "\n" not in application:
+            require_name("application", application, _examples(examples))
+        _checked({"nodes": ",".join(nodes)}, examples)
+        with tempfile.TemporaryDirectory(prefix="lengthwise-") as folder, allowed(Path(folder)):
+            path, file = Path(folder) / "application.toml", None
+            path.write_text((examples / application).read_text("utf-8") if is_example else application, "utf-8")
+            if rows is not None:
+                file = path.with_name("rows.jsonl")
+                file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+            settings = _settings(path, file) if file is not None or not is_example else []
+            requested = load_app_request(examples / application if is_example else path, settings, nodes)
+            planned = requested.planned(PlanSettings()).plan
+        assert planned is not None  # GPUs are given
+        found: dict[str, Any] = json.loads(plan_json(planned))
+        return found
+
+    return plan
 
 
 def _models(table: Any) -> Iterator[tuple[tuple[str, ...], str]]:

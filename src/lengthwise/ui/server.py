@@ -294,7 +294,7 @@ class _Site:
     async def tool(self, request: Request, *, tool: api.Tool) -> Response:
         values = await _values(request)
         task = self._task(
-            request, JOB if tool.__name__ == "search" else COMPLETE, lambda _: _json(api.call(tool, values))
+            request, JOB if tool.__name__ in ("search", "plan") else COMPLETE, lambda _: _json(api.call(tool, values))
         )
         return await _answered(request, self.pool, task)
 
