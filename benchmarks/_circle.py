@@ -403,7 +403,9 @@ def counted(intervals: Intervals) -> dict[str, int]:
     return sides([one for of in intervals.values() for one in of.values()])
 
 
-def intervals_of(deployment: Deployment, run: Run, draws: int, level: float) -> dict[str, Interval]:
+def intervals_of(
+    deployment: Deployment, run: Run, draws: int, level: float, *, sampling: bool = True
+) -> dict[str, Interval]:
     """Return by metric the prediction of a run, with intervals by the tables' errors and by other requests."""
     records = simulated(deployment, run)
     predicted, measured = quantiles(records), quantiles(run.measured.records)
@@ -415,10 +417,12 @@ def intervals_of(deployment: Deployment, run: Run, draws: int, level: float) -> 
 
     found = {}
     for metric in COUNTED:
-        column, q, _ = METRICS[metric]
-        known = finished_seconds(records, column)
-        drawn = [of[metric] for of in off], of_run(known, known, q, seed=0)[1]
-        low, high = map(math.hypot, *(reach(values, predicted[metric]) for values in drawn))
+        reaches = [reach([of[metric] for of in off], predicted[metric])]
+        if sampling:
+            column, q, _ = METRICS[metric]
+            known = finished_seconds(records, column)
+            reaches.append(reach(of_run(known, known, q, seed=0)[1], predicted[metric]))
+        low, high = (math.hypot(*side) for side in zip(*reaches, strict=True))
         ends = predicted[metric] * math.exp(-low), predicted[metric] * math.exp(high)
         found[metric] = Interval(measured[metric], predicted[metric], *ends)
     return found

@@ -24,7 +24,7 @@ from lengthwise.cli.options import (
 EXAMPLES = """\b
 Examples:
   lengthwise lab --model llama-3.1-8b --gpu H100 --rate 25
-  lengthwise lab --model qwen2.5-32b --gpu H100 --workload trace.csv --rate 3 --set deployment.replicas=2
+  lengthwise lab --model qwen2.5-32b --gpu H100 --workload trace.csv --rate 3 --tp 2
   lengthwise lab examples/lab-chat.toml
   lengthwise lab examples/lab-chat.toml --set lab.loads=[0.5,0.8] --report lab.html
 """
