@@ -203,10 +203,10 @@ def own_rate(scenario: Scenario) -> float | None:
     return (len(trace) - 1) / span_s if span_s > 0 else None
 
 
-def search_load(scenario: Scenario, most_parts: int = MAX_PARTS) -> Load:
+def search_load(scenario: Scenario, max_parts: int = MAX_PARTS) -> Load:
     """Return a scenario's requests as a load whose rate a search varies. The scenario's own rate is not used.
 
-    A replayed trace is divided into at most ``most_parts`` parts, one for each seed.
+    A replayed trace is divided into at most ``max_parts`` parts, one for each seed.
     """
     section, first_seed = scenario.workload, scenario.run.seed
     if section.concurrency is not None:
@@ -219,7 +219,7 @@ def search_load(scenario: Scenario, most_parts: int = MAX_PARTS) -> Load:
         return search.Load(draws, name)
     trace = draws.source.replayed
     assert trace is not None  # a replay has one
-    parts = max(1, min(most_parts, len(trace) // MIN_PART_REQUESTS)) if trace.after is None else 1
+    parts = max(1, min(max_parts, len(trace) // MIN_PART_REQUESTS)) if trace.after is None else 1
     if draws.prediction is not None:
         trace = draws.prediction(trace, first_seed)
     return search.Load(_Parts(trace, parts), name, seeds=parts, max_requests=len(trace) // parts)
