@@ -76,7 +76,7 @@ def first_answer_s(answer: Callable[[], None]) -> float:
         assert not engine.ready(), "the answer did not come before the kernel"
         while not engine.ready() and seconds < 600:
             time.sleep(0.5)
-        with _jit.compile_lock(wait=True):  # until the background process has written its last file
+        with _jit.compile_lock(wait_s=600):  # until the background process has written its last file
             assert engine.ready()
     return seconds
 
