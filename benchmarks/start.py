@@ -17,7 +17,6 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -83,16 +82,20 @@ def first_answer_s(answer: Callable[[], None]) -> float:
 
 def ui_answers() -> None:
     """Start the planner and let it answer the page's first question."""
-    url = f"http://127.0.0.1:{(port := free_port())}/api/plan"
+    url = f"http://127.0.0.1:{(port := free_port())}/answers/plan/answer"
     request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json"})
     command = [sys.executable, "-m", "lengthwise.cli", "ui", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         try:
             while server.poll() is None:
-                with suppress(ConnectionError, urllib.error.URLError), urllib.request.urlopen(request) as response:
-                    assert json.load(response)["cards"]
-                    return
-                time.sleep(0.05)
+                try:
+                    with urllib.request.urlopen(request) as response:
+                        assert json.load(response)["cards"]
+                        return
+                except urllib.error.HTTPError:
+                    raise
+                except (ConnectionError, urllib.error.URLError):
+                    time.sleep(0.05)
             raise RuntimeError("the planner ended before its first answer")
         finally:
             server.terminate()

@@ -31,6 +31,8 @@ def test_a_call_returns_what_the_tool_of_agents_returns(planner):
     assert rate["properties"]["rate"]["description"] == "Requests per second."
     status, _, text = send(planner, "/api", method="GET")
     assert "Requests per second." in text
+    status, _, text = send(planner, "/api/plan", b"{}")
+    assert (status, json.loads(text)["error"]) == (400, "application is missing; /api lists the arguments of plan")
 
 
 @pytest.mark.parametrize(

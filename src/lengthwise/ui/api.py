@@ -38,7 +38,10 @@ def call(tool: Tool, values: dict[str, Any]) -> dict[str, Any]:
         return validate_call(config={"strict": True})(tool)(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}; it is {first['input']!r}") from None
+        name = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing_argument":
+            raise InputError(f"{name} is missing; /api lists the arguments of {tool.__name__}") from None
+        raise InputError(f"{name}: {first['msg']}; it is {first['input']!r}") from None
 
 
 def _texts(value: Any) -> Iterator[str]:
