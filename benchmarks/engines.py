@@ -154,7 +154,7 @@ def reserve(_shared: Path, quick: bool) -> dict[str, Any]:
             share = list((rates[name] - rates["own"]) / (rates["exact"] - rates["own"]))
             counts = [run[name]["preemptions"] for run in runs]
             shares.setdefault(name, {})[kind] = summary(share) | {"preemptions": counts, "shares": share}
-    own = (("within evicting", "", "evicting"), ("within own", ".no_preemptions", "median within own"))
+    own = (("within own", "", "median within own"), ("within evicting", ".max_utilization", "evicting"))
     for name, row, other in own:
         mean = summary(list(np.mean([of["shares"] for of in shares[name].values()], axis=0)))
         rows["engines.reserve_recovered_share" + row] = mean | shares[name] | {other: shares[other]}

@@ -27,7 +27,6 @@ def gemma(limits=LIMITS, chosen=V1, **more):
     "change",
     [
         {"hybrid_kv_cache": False},
-        {"async_scheduling": True},
         {"reserve": True},
         {"batching": "even"},
         {"memory": "paged"},

@@ -365,22 +365,21 @@ def engine_worlds(
 
 
 @st.composite
+def kv_groups(draw: st.DrawFn, block_size: int, in_flight_tokens: int, states: st.SearchStrategy[int]) -> KvGroups:
+    local = draw(st.sampled_from([0, 1, 1, 3]))
+    window, is_chunked = draw(st.sampled_from([1, 2, 5, 16, 33, 100])), draw(st.booleans())
+    full = draw(st.integers(0 if local else 1, 2))
+    return KvGroups(block_size, full, local, window, is_chunked, draw(states), in_flight_tokens)
+
+
+@st.composite
 def hybrid_worlds(draw: st.DrawFn, *, caches: bool = True) -> tuple[Workload, Deployment]:
     """Requests on replicas with little memory, whose layers form several KV cache groups, some with prefix caches."""
     victims = sorted(set(known("rank")) - {"priority"})
     victim = draw(st.sampled_from(["latest_admitted", *victims]))
     workload, other = draw(engine_worlds("fcfs_preempted_first", memory="paged_by_chunk", victim=victim))
-    local, states = draw(st.sampled_from([0, 1, 1, 3])), draw(st.sampled_from([0, 0, 2]))
-    groups = KvGroups(
-        other.kv.block_size,
-        draw(st.integers(0 if local else 1, 2)),
-        local,
-        draw(st.sampled_from([1, 2, 5, 16, 33, 100])),
-        draw(st.booleans()),
-        states,
-        other.limits.max_num_batched_tokens,
-    )
-    caches = caches and draw(st.booleans())
+    groups = draw(kv_groups(other.kv.block_size, other.limits.max_num_batched_tokens, st.sampled_from([0, 0, 2])))
+    caches, states = caches and draw(st.booleans()), groups.states
     if caches and states:
         tokens = other.limits.max_num_batched_tokens
         groups = KvGroups(other.kv.block_size, max(1, groups.full), states, 2, in_flight_tokens=tokens, aligned=True)
@@ -490,6 +489,12 @@ def async_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     least = -(-other.max_model_len // other.kv.block_size) + draw(st.sampled_from([0, 1, 4]))
     blocks = draw(st.sampled_from([other.kv.num_blocks, least, least]))
     kv = dataclasses.replace(other.kv, num_blocks=blocks)
+    if draw(st.booleans()):
+        states = st.just(0) if limits.enable_prefix_caching else st.sampled_from([0, 0, 2])
+        groups = draw(kv_groups(kv.block_size, 2 * limits.max_num_batched_tokens, states))
+        blocks = groups.longest(other.max_model_len) + draw(st.sampled_from([0, 1, 2, 8, 200]))
+        kv = dataclasses.replace(kv, num_blocks=blocks, groups=groups)
+        made = dataclasses.replace(made, memory="paged_by_chunk")
     deployment = dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables, kv=kv)
     return dataclasses.replace(workload, max_tokens=limit if draw(st.booleans()) else None), deployment
 

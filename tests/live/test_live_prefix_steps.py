@@ -197,7 +197,8 @@ def planned_kv(world):
         enable_prefix_caching=world["caching"],
     )
     parallel = Parallelism(1, 1, 1)
-    return plan_memory(hybrid_model(world["layers"]), catalog.gpu("H100"), parallel, limits, 16, hybrid=True)
+    steps = 1 + world.get("async_scheduling", False)
+    return plan_memory(hybrid_model(world["layers"]), catalog.gpu("H100"), parallel, limits, 16, hybrid=steps)
 
 
 def engine_of(world):

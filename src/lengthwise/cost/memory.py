@@ -162,16 +162,18 @@ def group_layers(*layers: int) -> tuple[int, ...]:
 _KERNEL_BLOCK = 16  # smallest block of FlashAttention and FlashInfer, in tokens
 
 
-def hybrid_groups(shard: Shard, limits: EngineLimits) -> tuple[KvGroups, int] | None:
+def hybrid_groups(shard: Shard, limits: EngineLimits, steps: int = 1) -> tuple[KvGroups, int] | None:
     """Return (the groups of vLLM's hybrid KV cache manager, layers of a group), or None if one group has all layers.
 
+    Requests keep the blocks before the windows of up to ``steps`` steps in flight.
     With states (Mamba, linear attention) a block has as many tokens as make it at least as large as a state.
     """
     model, attention = shard.model, shard.model.attention
     local = attention.windowed_layers if attention.window_tokens else 0
     states = attention.linear.layers if attention.linear else 0
     caches = states > 0 and limits.enable_prefix_caching
-    if not local + states or attention.is_mla or shard.parallel.pp > 1 or (caches and (local or limits.max_step_seqs)):
+    alone = local or limits.max_step_seqs or steps > 1  # what a prefix cache of states excludes
+    if not local + states or attention.is_mla or shard.parallel.pp > 1 or (caches and alone):
         return None
     size, *groups = group_layers(model.layers - local - states, local, states)
     block_size = limits.block_size
@@ -179,7 +181,7 @@ def hybrid_groups(shard: Shard, limits: EngineLimits) -> tuple[KvGroups, int] | 
         state_bytes = catalog.state_bytes_per_sequence(model) / states / shard.parallel.tp
         unit = max(_KERNEL_BLOCK, block_size)
         block_size = max(block_size, unit * math.ceil(state_bytes / (unit * shard.kv_bytes)))
-    tokens = limits.max_num_batched_tokens
+    tokens = steps * limits.max_num_batched_tokens
     if caches:
         return KvGroups(block_size, groups[0], groups[2], 2, in_flight_tokens=tokens, aligned=True), size
     window, chunked = attention.window_tokens or 0, model.metadata.chunked_attention
@@ -207,7 +209,7 @@ def plan_memory(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
     *,
-    hybrid: bool = False,
+    hybrid: int = 0,
 ) -> KvPlan:
     """Plan the memory of a replica's fullest GPU, and the replica's number of KV blocks.
 
@@ -215,8 +217,9 @@ def plan_memory(
     stage's layers, replicated KV heads), the peak of activations in a step, CUDA context and communication buffers, and
     one null block. "vidur" follows Vidur: it counts neither embedding, head nor activations, takes a margin of 10 % off
     the nominal GiB, and counts the blocks of complete requests of ``max_model_len`` tokens. A given ``num_blocks``
-    replaces the planned number, without a check that it fits. With ``hybrid``, vLLM's hybrid KV cache manager divides
-    the layers into groups (``hybrid_groups``); otherwise every layer that caches tokens caches all of them.
+    replaces the planned number, without a check that it fits. With ``hybrid``, the number of steps in flight, vLLM's
+    hybrid KV cache manager divides the layers into groups (``hybrid_groups``); with 0 every layer that caches tokens
+    caches all of them.
 
     Raises:
         DoesNotFitError: The model, with one request, does not fit. The message gives the missing memory and a remedy.
@@ -258,7 +261,7 @@ def largest_model_len(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
     *,
-    hybrid: bool = False,
+    hybrid: int = 0,
 ) -> int:
     """Return the tokens of the longest request that model and KV cache allow. Raises as ``plan_memory`` does."""
     if num_blocks is None and planner == "vidur":
@@ -283,7 +286,7 @@ _Planner = Callable[[ModelSpec, GpuSpec, Parallelism, EngineLimits, int], KvPlan
 
 
 def _plan_vllm(
-    model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int, *, hybrid: bool
+    model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int, *, hybrid: int
 ) -> KvPlan:
     del max_model_len
     shard = shard_of(model, parallel, limits)
@@ -296,7 +299,7 @@ def _plan_vllm(
     activation += LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
     exchange = _exchange_bytes(shard, limits)
     activation += exchange
-    grouped = hybrid_groups(shard, limits) if hybrid else None
+    grouped = hybrid_groups(shard, limits, hybrid) if hybrid else None
     if grouped is None:
         states = catalog.state_bytes_per_sequence(model) * max(shard.layers) / model.layers / parallel.tp
         activation += limits.max_num_seqs * states  # states of linear attention

@@ -42,7 +42,7 @@ def join(S, g, slot):
         S.block_needs[g, q.next_block_step % block_size] += 1
     elif q.next_block_step < q.finish_step:
         event = q.next_block_step
-    if hybrid:
+    if hybrid and S.params[0].async_scheduling == 0:
         event = min(event, _count_skipped(S, g, q))
     _move_up(S.heaps, g, group.members, (event << _SHIFT) | slot)
     group.members += 1
@@ -119,9 +119,11 @@ def frees_contents(S, r, g, steps):
     """Return whether members free blocks that may have contents when the group has made ``steps`` steps.
 
     States of outputs have no contents. But the order in which members free and take their blocks matters if taking
-    them evicts contents.
+    them evicts contents. Under asynchronous scheduling every member frees its blocks by itself (``settled_tokens``).
     """
     params, phase = S.params[0], steps % S.params[0].block_size
+    if params.async_scheduling == 1:
+        return params.local_groups > 0
     caches = params.hybrid == 1 and params.prefix_caching == 1
     if params.aligned == 1:
         empty = S.replicas[r].free_blocks - S.pools[r].evictable
@@ -130,11 +132,30 @@ def frees_contents(S, r, g, steps):
     return caches and (S.groups[g].surplus != 0 or S.block_frees[g, steps % params.block_size] > 0)
 
 
+@jit
+def is_dummy(S, f):
+    """Return whether ``f`` is a data-parallel rank's dummy step."""
+    return S.flights[f].decodes + S.flights[f].prompts == 0
+
+
+@jit
+def settled_tokens(S, r, q, computed):
+    """Return how many of a resident's ``computed`` tokens no step in flight computes (asynchronous scheduling)."""
+    rep, params = S.replicas[r], S.params[0]
+    if params.async_scheduling == 0 or rep.in_flight == 0:
+        return computed
+    newest = r * params.stride + (rep.first_flight + rep.in_flight - 1) % params.stride
+    if params.dp > 1 and is_dummy(S, newest):
+        return computed
+    return computed - (q.chunk_tokens if q.chunk_step == rep.steps else q.decoding)
+
+
 @jit_cold
 def needed_blocks(S, r, q, end):
     """Free a resident's blocks before its window. Return how many it needs for ``end`` tokens."""
     rep, params = S.replicas[r], S.params[0]
-    skipped = skipped_blocks(S, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
+    computed = q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled
+    skipped = skipped_blocks(S, settled_tokens(S, r, q, computed))
     if params.prefix_caching == 1:
         q.blocks -= skip_blocks(S, r, q, skipped)
     else:
@@ -159,7 +180,8 @@ def resident_blocks(S, q, tokens):
 
 @jit_cold
 def _update_blocks(S, q):
-    if S.params[0].prefix_caching == 0 or S.params[0].aligned == 1:  # Else each block is freed by itself.
+    params = S.params[0]  # Each block is freed by itself, except where members free theirs together.
+    if (params.prefix_caching == 0 and params.async_scheduling == 0) or params.aligned == 1:
         q.skipped = skipped_blocks(S, q.prompt + q.generated - 2)
     q.blocks = resident_blocks(S, q, q.prompt + q.generated - 1)
     q.surplus = 0

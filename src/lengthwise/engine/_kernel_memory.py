@@ -5,12 +5,14 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import (
+    is_dummy,
     join,
     member,
     needed_blocks,
     overlaps,
     remove,
     remove_partial,
+    settled_tokens,
     skipped_blocks,
     update,
 )
@@ -418,12 +420,6 @@ def preempt(S, r, slot, now_s, rank):
     requeue(S, to, now_s, slot, rank)
 
 
-@jit
-def is_dummy(S, f):
-    """Return whether ``f`` is a data-parallel rank's dummy step."""
-    return S.flights[f].decodes + S.flights[f].prompts == 0
-
-
 @jit_cold
 def _preempt_in_flight(S, r, slot):
     """Free the blocks of a resident that may be in the step in flight. Return whether that step gives its last token.
@@ -563,7 +559,7 @@ def take_in_order(S, r, now_s, victim):
         if S.params[0].aligned == 1:
             acts = q.surplus != 0 or computed % block_size == 0 or (computed - 1) % block_size == 0
         else:
-            acts = computed % block_size == 0 or skipped_blocks(S, computed) > q.skipped
+            acts = computed % block_size == 0 or skipped_blocks(S, settled_tokens(S, r, q, computed)) > q.skipped
         if acts:
             update(S, g, slot)
             key = float(q.admission) if S.params[0].aligned == 1 else key_of(S, victim, now_s, q)

@@ -17,6 +17,7 @@ from lengthwise.engine._kernel_groups import (
     assign_return_number,
     free_skipped,
     frees_contents,
+    is_dummy,
     join,
     member,
     merge,
@@ -26,7 +27,7 @@ from lengthwise.engine._kernel_groups import (
     remove,
     renumber,
 )
-from lengthwise.engine._kernel_memory import add_ending, end_request, free_blocks_of, is_dummy
+from lengthwise.engine._kernel_memory import add_ending, end_request, free_blocks_of
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, release_blocks
 from lengthwise.engine._kernel_queue import push_event
 from lengthwise.engine._kernel_reserve import adapt_margin
@@ -576,7 +577,8 @@ def count_at_start(S, r, end_s):
     for i in range(w.prompts):
         slot = S.prompt_slot[w.flight, i]
         q = S.slots[slot]
-        q.prefilled += S.prompt_chunk[w.flight, i]
+        q.chunk_step, q.chunk_tokens = rep.steps, S.prompt_chunk[w.flight, i]
+        q.prefilled += q.chunk_tokens
         S.prompt_chunk[w.flight, i] = 1 if q.prefilled == q.context else 0
         if q.prefilled < q.context:
             _add_partial(S, r, slot)

@@ -836,6 +836,10 @@ class Step:
     def prompt_tokens(self) -> int:
         return sum(chunk for _, chunk in self.prompts)
 
+    def tokens_of(self, q: Request) -> int:
+        """Return how many tokens of a request the step computes."""
+        return sum(d is q for d in self.decodes) + sum(chunk for p, chunk in self.prompts if p is q)
+
     @property
     def kv_tokens(self) -> int:
         """Return how many KV tokens the decodes read, the one that they compute included."""

@@ -95,7 +95,8 @@ def deploy(
         node = catalog.default_node(gpu, parallel.gpus_per_replica)
     node = catalog.node(node) if isinstance(node, str) else node
     catalog.require_node_of(gpu, node)
-    hybrid = not group_obstacles(limits, scheduler, parallel.pp, speculates=speculation is not None)
+    obstacles = group_obstacles(limits, scheduler, parallel.pp, speculates=speculation is not None)
+    hybrid = 0 if obstacles else 1 + scheduler.async_scheduling
     max_len = costs.largest_model_len(model, gpu, parallel, limits, memory_planner, num_blocks, hybrid=hybrid)
     if limits.max_model_len is not None:
         if limits.max_model_len > max_len:

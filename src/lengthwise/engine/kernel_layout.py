@@ -46,6 +46,7 @@ slot_t = _record(
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
     cached cached_segment inserted prefill_replica decode_replica transfer_blocks early_blocks place reserved
     extra_steps last_flight skipped next_free_step in_block_frees surplus boundary drafts emits hit next_hit unhashed
+    chunk_step chunk_tokens
     """,
     "arrival_s last_token_s resumed_token_s queued_at_s queued_for_s charged_tokens queue_key",
 )
@@ -60,8 +61,10 @@ of the request's last admission, last preemption, and last return from a step to
 break ties of victims. If ``in_block_needs`` is 1, the group's ``block_needs`` count the request's next block.
 In every local group of layers (``schema.deployment.KvGroups``) the request has freed its first ``skipped`` blocks. At
 ``next_free_step`` its window leaves a block, and then at every multiple of the block size; the group's ``block_frees``
-count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` further blocks. If full attention had a longer
-cached prefix of the request than the windows had, ``boundary`` is the length of that prefix in blocks, and else 0.
+count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` further blocks. Under asynchronous scheduling each
+request counts for itself instead; step ``chunk_step`` of its replica computes ``chunk_tokens`` of its prompt. If full
+attention had a longer cached prefix of the request than the windows had, ``boundary`` is the length of that prefix in
+blocks, and else 0.
 With speculation, its next step verifies ``drafts`` proposed tokens and gives it ``emits`` tokens, and ``hit`` is 1 if
 its last step for which tokens were to be proposed accepted any, 0 if none, and -1 before the first; ``next_hit`` is the
 value after the next step (``_kernel_speculation``). Its last step accepted ``unhashed`` tokens, which give no block a

@@ -605,8 +605,12 @@ class Reference:
         q.blocks, q.cached, q.rules.kv_tokens, q.rules.skipped = 0, (), 0, 0
 
     def _needed_blocks(self, rep: Replica, q: Request, tokens: int) -> int:
-        """Free a resident's blocks before its window. Return how many it needs for ``tokens`` tokens."""
-        params, end, first = rep.s.params, rep.s.skipped_blocks(q.computed), q.rules.skipped
+        """Free a resident's blocks before its window. Return how many it needs for ``tokens`` tokens.
+
+        Steps in flight (asynchronous scheduling) still read the blocks before the windows of their tokens.
+        """
+        in_flight = sum(step.tokens_of(q) for step in rep.flights) if rep.s.params.async_scheduling else 0
+        params, end, first = rep.s.params, rep.s.skipped_blocks(q.computed - in_flight), q.rules.skipped
         if end > first:
             if params.chunked_local:  # Its decodes have filled blocks that get their contents at the latest now.
                 self._cache_blocks(rep, q, end * params.block_size, "scheduled")

@@ -608,8 +608,8 @@ def _check_vllm_rules(deployment: Deployment, policies: Policies) -> None:
 
 def async_refusal(deployment: Deployment) -> str:
     """Return why the simulator cannot run a deployment with ``async_scheduling``, or "" if it can."""
-    if deployment.kv.groups is not None:
-        return "async_scheduling is not modelled with KV cache groups yet; set hybrid_kv_cache = false to have it"
+    if deployment.kv.groups is not None and deployment.kv.groups.aligned:
+        return "async_scheduling is not modelled with a prefix cache of states yet; set enable_prefix_caching = false"
     try:
         ahead = replace(deployment, scheduler=replace(deployment.scheduler, async_scheduling=True))
         ahead.require_known_settings()
@@ -662,7 +662,7 @@ def group_obstacles(
         "disaggregation": decode is not None,
         "pipeline parallelism": pp > 1,
         "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
-        "async_scheduling": scheduler.async_scheduling,
+        "async_scheduling and a prefix cache of states": scheduler.async_scheduling and cached_states,
         "long_prefill_token_threshold": scheduler.long_prefill_token_threshold > 0,
         "reserve": scheduler.reserve,
         f'scheduler "{scheduler.engine_rules}"': bool(scheduler.engine_rules),

@@ -393,7 +393,7 @@ class KvGroups:
     those before the current chunk of that size; models with such groups begin with one of their layers, so that vLLM
     numbers them first. A group of ``states`` (Mamba, linear attention) has one block for each request. A request frees
     blocks when it gets its next ones, so that beyond the window it holds blocks of up to ``in_flight_tokens`` tokens,
-    the tokens of a step.
+    those of a step, or of two under asynchronous scheduling.
 
     With a prefix cache (``aligned``, vLLM's mamba_cache_mode "align") groups of states are the local ones, with a
     window of two tokens: the state after a token is needed for the next one. A step writes only its last state, so that

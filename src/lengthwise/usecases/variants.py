@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -195,22 +196,24 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     chosen = scheduler(scenario)
     if section.decode_side is not None:  # KV cache groups are not transferred yet.
         chosen = replace(chosen, hybrid_kv_cache=False)
-    deployed = engine.deploy(
+    deploy = partial(
+        engine.deploy,
         model=model_of(scenario),
         gpu=scenario.file_or_name(section.gpu),
         node=scenario.file_or_name(section.node) if section.node else None,
         **section.model_dump(include={"tp", "pp", "replicas", "memory_planner", "num_blocks", *cost.EXPERT_KEYS}),
         limits=EngineLimits(**limits, weight_dtype=section.weight_dtype, kv_dtype=section.kv_dtype),
-        scheduler=chosen,
         cost=scenario.cost_source,
         host=section.host_overhead,
         speculation=speculation(scenario),
     )
+    deployed = deploy(scheduler=chosen)
     _require_own_tables(scenario, deployed)
     if section.decode_side is not None:
         deployed = _disaggregated(deployed, section.decode_side, scenario)
     if overlaps_by_engine(scenario) and not overlap_refusal(deployed):
-        deployed = replace(deployed, scheduler=replace(deployed.scheduler, async_scheduling=True))
+        ahead = replace(deployed.scheduler, async_scheduling=True)  # with groups, two steps in flight need more memory
+        deployed = deploy(scheduler=ahead) if deployed.kv.groups else replace(deployed, scheduler=ahead)
     sides = (deployed.scheduler, deployed.decode)
     routers = [policy.resolve("router", side.router) for side in sides if side is not None]
     if any(router.uses(*PREFIX_ARGUMENTS) for router in routers):
@@ -241,7 +244,7 @@ def _mixed(scenario: Scenario, sharing: Sharing | None) -> Deployment:
         with error_note(f"{_IN_GROUP}.{number}"):
             groups.append(deployment(scenario.updated(group.overrides), sharing))
     if overlaps_by_engine(scenario) and any(map(overlap_refusal, groups)):
-        groups = [replace(one, scheduler=replace(one.scheduler, async_scheduling=False)) for one in groups]
+        return _mixed(scenario.updated({"scheduler": {"async_scheduling": False}}), sharing)
     return replace(engine.mix(groups), name=scenario.name)
 
 
