@@ -191,7 +191,6 @@ def resolve(pending: Iterable[PendingRow], predicted: PredictedRows | None = Non
 
 
 _MAX_BATCH = 16  # queries of a batch; others wait for the next tick, so that other tasks run in between
-_QUIET_TICKS = 2  # ticks of the event loop without a new query after which a batch starts
 
 
 class InlineRunner:
@@ -202,7 +201,6 @@ class InlineRunner:
     def __init__(self, predictor: Any, faults: FaultCounter) -> None:
         self.predictor, self.faults = predictor, faults
         self._queue: list[tuple[Query, PendingRow]] = []
-        self._quiet = 0
 
     async def stop(self) -> None:
         """Resolve all pending queries with None."""
@@ -210,21 +208,13 @@ class InlineRunner:
         self._queue = []
 
     def submit(self, query: Query) -> PendingRow:
-        """Queue a query. Its row is ready a few ticks of the event loop later."""
+        """Queue a query. Its row is ready one tick of the event loop later, with those of all others of this tick."""
         loop = asyncio.get_running_loop()
         if not self._queue:
-            loop.call_soon(self._gather)
-        self._quiet = 0
+            loop.call_soon(self._run_batch)
         row: PendingRow = loop.create_future()
         self._queue.append((query, row))
         return row
-
-    def _gather(self) -> None:
-        if self._quiet < _QUIET_TICKS and len(self._queue) < _MAX_BATCH:
-            self._quiet += 1
-            asyncio.get_running_loop().call_soon(self._gather)
-        else:
-            self._run_batch()
 
     def _run_batch(self) -> None:
         batch, self._queue = self._queue[:_MAX_BATCH], self._queue[_MAX_BATCH:]

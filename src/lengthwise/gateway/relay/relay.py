@@ -123,6 +123,7 @@ class Answer:
             await self.aclose()
             raise
         if chunk is None:
+            await self.aclose()
             raise StopAsyncIteration
         return chunk
 
@@ -132,15 +133,15 @@ class Answer:
             self._relayed.writer = writer
 
     async def aclose(self) -> None:
-        """End the request as CLIENT_GONE unless it has ended. The engine then aborts it."""
+        """End the request: as CLIENT_GONE unless its output is complete. The engine then aborts it."""
         if self._relayed is not None:
             self._relayed.stop_sending()
 
 
-def complete_answer(status: int, body: bytes, content_type: str) -> Answer:
-    """Return an answer with a complete body."""
+def complete_answer(status: int, body: bytes, content_type: str, relayed: RelayedRequest | None = None) -> Answer:
+    """Return an answer with a complete body. ``relayed`` ends when the body is written."""
     headers = [(b"content-type", content_type.encode("latin-1")), (b"content-length", b"%d" % len(body))]
-    return Answer(status, headers, body)
+    return Answer(status, headers, body, relayed)
 
 
 def refused_answer(error: Refusal, api: str) -> Answer:
@@ -185,6 +186,7 @@ class RelayedRequest:
         self._resuming = False  # whether the next attempt continues the output, instead of starting it
         self._output_started = self._attempt_output_started = False  # in any attempt, in the current attempt
         self._retry_state_released = self._done = self._sending_stopped = False
+        self._is_complete = False  # whether the output is complete, so that the request will end as FINISHED
         ticket.on_interrupt = self._on_interrupt
 
     async def respond(self) -> Answer:
@@ -206,7 +208,7 @@ class RelayedRequest:
             raise
         if isinstance(self.response, BufferedResponse | AssembledResponse):
             content_type = self._content_type if isinstance(self.response, BufferedResponse) else ""
-            return complete_answer(200, first, content_type or "application/json")
+            return complete_answer(200, first, content_type or "application/json", self)
         return Answer(200, _STREAM_HEADERS, first, self)
 
     async def next_or_error(self) -> bytes | None:
@@ -227,7 +229,7 @@ class RelayedRequest:
         return b"event: error\n" * is_anthropic + b"data: " + body + b"\n\n"
 
     def stop_sending(self) -> None:
-        """End the request as CLIENT_GONE unless it has ended, and send nothing more."""
+        """End the request, as CLIENT_GONE unless its output is complete, and send nothing more."""
         self._sending_stopped = True
         self.end(Outcome.CLIENT_GONE, "while its answer came")
 
@@ -305,12 +307,11 @@ class RelayedRequest:
             return out  # ``_read`` raises the error after this output
         if response.finished or (response.output_complete and not data):
             self._attempt = None
-            self._attribution.on_finished()
             if attempt.at_end:
                 attempt.close()
             else:
                 self._relay.spawn(attempt.drain())
-            self.end(Outcome.FINISHED, response.finish_reason)
+            self._done = self._is_complete = True  # ``end`` follows when the client has the last bytes
         elif ticket.is_interrupted and not response.output_complete and (tracked := _preemptible(response)):
             self._preempt_chunks += 1
             if preempt := tracked.should_preempt(self._preempt_chunks):
@@ -475,7 +476,11 @@ class RelayedRequest:
         return out
 
     def end(self, outcome: Outcome, detail: str = "") -> None:
-        """End the request. Only the first call sets the outcome."""
+        """End the request. Only the first call sets the outcome, which is FINISHED if the output is complete."""
+        if self._is_complete:
+            self._is_complete = False
+            self._attribution.on_finished()
+            outcome, detail = Outcome.FINISHED, "" if self.response is None else self.response.finish_reason
         self._done = True
         self._attribution.close()
         if self.response is not None:
