@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import re
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -493,6 +493,8 @@ class RelayedRequest:
         if self._attempt is not None:
             self._attempt.interrupt(REQUEST_ENDED)
             self._close_attempt()
+        if not self.ticket.has_ended:
+            self._relay.settle(self.ticket.request)
         self.ticket.end(outcome, detail)
 
 
@@ -515,6 +517,7 @@ class Relay:
         self.retry_budget = failures.RetryBudget(config.resilience.retry_share)
         self.config = config
         self.fleet, self._driver, self._length_predictor = fleet, driver, length_predictor
+        self._settle: Callable[[Request], None] | None = getattr(length_predictor, "settle", None)
         self.add_hints = engine_request.SchedulingHints(config, driver.scheduler.engine_priority).add_to
         self.track_text = getattr(length_predictor, "reads_output", None) is not None
         self._ids = itertools.count(1)
@@ -533,11 +536,16 @@ class Relay:
         )
         if client_request.charge is not None or order.fairness == "vtc":
             plan = replace(plan, metered=True)
-        ticket = await self.enter(client_request, preemptible=plan.conflict is None)
+        ticket = await self.enter(client_request, preemptible=plan.conflict is None, may_predict_later=True)
         return await RelayedRequest(self, client_request, plan, ticket).respond()
 
-    async def enter(self, client_request: ClientRequest, *, preemptible: bool = False) -> Ticket:
-        """Return a ticket once a worker is assigned. Raises NotServedError if the request is refused or expires."""
+    async def enter(
+        self, client_request: ClientRequest, *, preemptible: bool = False, may_predict_later: bool = False
+    ) -> Ticket:
+        """Return a ticket once a worker is assigned. Raises NotServedError if the request is refused or expires.
+
+        If ``may_predict_later``, the caller calls ``settle`` when the request ends.
+        """
         api, max_tokens = APIS[client_request.api], client_request.max_tokens
         request = Request(
             id=next(self._ids),
@@ -554,12 +562,22 @@ class Relay:
             streamed=client_request.stream,
         )
         if api.generates:
-            request.length_prediction = await self._length_predictor.predict(request, client_request.text)
+            # Requests for a quota or a store are charged by their prediction, before they are dispatched.
+            later = may_predict_later and self._settle is not None and client_request.charge is None
+            later = later and self._driver.scheduler.dispatches_at_once(self._driver.clock(), request)
+            predict = self._length_predictor.predict
+            options = {"later": True} if later else {}
+            request.length_prediction = await predict(request, client_request.text, **options)
         else:  # one pass over the prompt, as of a request for one token
             request.length_prediction = LengthPrediction(1.0, "requested")
         if client_request.charge is not None and api.queued:
             await client_request.charge(request)
         return await self._driver.enter(request)
+
+    def settle(self, request: Request) -> None:
+        """Complete the prediction of a request that ends now."""
+        if self._settle is not None:
+            self._settle(request)
 
     async def _pass_on(self, client_request: ClientRequest) -> Answer:
         """Return the answer of an engine that is up, without the queue. Each failure moves on to the next engine."""

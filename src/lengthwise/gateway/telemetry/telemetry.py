@@ -174,6 +174,8 @@ class RequestTimelines(Listener):
         timeline = self._live.pop(request.id, None)
         if timeline is not None:
             timeline.leave_worker(now_s)
+            if request.length_prediction is not timeline.length_prediction:
+                timeline.update_prediction(request.length_prediction)
             row = timeline.row(
                 self._tenant(request.client.tenant),
                 outcome,
