@@ -56,7 +56,11 @@ class Ticket:
         self.worker = ""
         self.is_interrupted = self.nonpreemptible = False
         self._future = asyncio.get_running_loop().create_future()
-        self._driver.wake()
+        # Requests of one iteration of the event loop compete for slots, unless there are plenty of them.
+        if self._driver.scheduler.has_plenty_of_slots(self.request):
+            self._driver.schedule()
+        else:
+            self._driver.wake()
         try:
             await self._future
         except asyncio.CancelledError:
@@ -167,7 +171,7 @@ class Ticket:
 
 
 class SchedulerDriver:
-    """Owns the scheduler, passes events to it, and carries out its decisions once per iteration of the event loop.
+    """Owns the scheduler, passes events to it, and carries out its decisions, usually once per iteration of the loop.
 
     ``tickets`` are those of all admitted requests, by request id.
     """
@@ -301,4 +305,4 @@ class SchedulerDriver:
             self.listeners.on_end(request, outcome, now_s, detail)
             if not self.tickets:
                 self._empty.set()
-            self.wake()
+            self.wake_when_due(now_s)

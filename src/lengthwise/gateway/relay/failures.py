@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
@@ -199,7 +198,7 @@ class FailureAttribution:
 
     def _current(self, worker: EngineWorker | None) -> str:
         """Return the worker's name, or "" if another worker has this name by now."""
-        with contextlib.suppress(KeyError):
-            if worker is not None and self._fleet.worker(worker.name) is worker:
-                return worker.name
-        return ""
+        try:
+            return worker.name if worker is not None and self._fleet.worker(worker.name) is worker else ""
+        except KeyError:
+            return ""
