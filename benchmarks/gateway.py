@@ -350,7 +350,7 @@ def _memory_growth(process: Process, count: int) -> dict[str, Any]:
 # The endpoint picker
 def picker(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU microseconds from the messages of a request to its engine and its end, without gRPC's transport."""
-    from lengthwise.gateway.envoy.picker import messages, serialized
+    from lengthwise.gateway.envoy import messages
     from lengthwise.gateway.serve import Gateway
 
     count, left, last = 100 if quick else 1000, list[bytes](), list[bytes]()
@@ -360,11 +360,14 @@ def picker(_: Path, quick: bool) -> dict[str, Any]:
     content.request_body.body, content.request_body.end_of_stream = chat(), True
 
     class Stream:
-        async def read(self) -> Any:
-            return messages.ProcessingRequest.FromString(left.pop()) if left else None
+        async def read(self) -> bytes:
+            return left.pop()
 
-        async def write(self, answer: Any) -> None:
-            last[:] = [serialized(answer)]
+        def write(self, answer: bytes) -> None:
+            last[:] = [answer]
+
+        async def each(self, _: Any) -> None:
+            """Return at once: the client is gone."""
 
     async def run(url: str) -> list[float]:
         config = GatewayConfig((Engine(url),), envoy=Envoy(0), listen=Listen(port=0, admin_port=0))

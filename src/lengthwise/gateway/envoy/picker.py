@@ -9,24 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from lengthwise.gateway.config import Tls, bind_socket
+from lengthwise.gateway.config import bind_socket
 from lengthwise.gateway.edge import Exchange, Fault
 from lengthwise.gateway.edge.asgi import ClientGoneError
 from lengthwise.gateway.envoy import messages
+from lengthwise.gateway.envoy.grpc_server import NOT_FOUND, GrpcServer, StatusError, Stream
 from lengthwise.gateway.relay import RelayedRequest, engine_request
 from lengthwise.gateway.relay.failures import UpstreamError
 from lengthwise.gateway.relay.responses import BufferedResponse, ResponseReader, UntrackedStream
 from lengthwise.gateway.request import ClientRequest, Outcome, Refusal
 from lengthwise.gateway.scheduler_driver import WORKER_GONE, NotServedError, Ticket
-from lengthwise.schema.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from lengthwise.gateway.edge import App
@@ -44,8 +44,6 @@ _EXTEND_AFTER_S, MAX_WAIT_S = 0.1, 3600  # Envoy's default ``message_timeout`` i
 MAX_FALLBACKS = 2  # further engines to which the proxy may go if the picked one gives no answer
 _CHUNK_BYTES = 60_000  # of a body that is sent back; Envoy recommends at most 64 KiB
 _RESOLVED_S = 5.0  # time for which the address of a host name is valid
-_STOP_S = 1.0
-_MAX_PENDING = 1 << 16  # streams that Python has not accepted yet; gRPC cancels streams above 1,000
 _PASSED = frozenset({
     b"host", b"content-length", b"transfer-encoding", b"x-forwarded-for", b"x-forwarded-proto", b"via", b"user-agent",
 })  # fmt: skip
@@ -61,6 +59,7 @@ def _part(kind: str) -> bytes:
 
 _PARTS = ("request_headers", "request_body", "request_trailers")
 _PASS = {kind: _part(kind) for one in _PARTS for kind in (one, one.replace("request", "response"))}
+_EXTENSION = messages.ProcessingResponse(override_message_timeout={"seconds": MAX_WAIT_S}).SerializeToString()
 
 
 class PickedRequest(RelayedRequest):
@@ -161,9 +160,9 @@ class Pick:
 class ExtProcExchange(Exchange):
     """A request on a stream of Envoy's filter, which sends its parts and waits for an answer to each."""
 
-    def __init__(self, context: Any, first: Any, body_s: float) -> None:
+    def __init__(self, stream: Stream, first: Any, body_s: float) -> None:
         super().__init__()
-        self._context, self._body_s = context, body_s
+        self._stream, self._body_s = stream, body_s
         head, config = first.request_headers, first.protocol_config
         # A filter older than ``protocol_config`` knows no other mode that the picker accepts.
         has_modes = first.HasField("protocol_config")
@@ -175,7 +174,6 @@ class ExtProcExchange(Exchange):
         ]
         self._pending = "request_headers"  # part that waits for an answer
         self._chunks: list[bytes] = []  # of a body that is streamed back
-        self._extension: asyncio.Task[None] | None = None
         self._endpoint = ""
         self.subset = _subset(first)
 
@@ -190,10 +188,6 @@ class ExtProcExchange(Exchange):
             "headers": [pair for pair in self.received if not pair[0].startswith(b":")],
         }  # fmt: skip
 
-    async def read(self) -> Any:
-        """Return Envoy's next message, or None at the end of the stream."""
-        return await self._context.read() or None
-
     async def body(self, *arguments: Any) -> bytes:  # noqa: D102 - as Exchange
         try:
             async with asyncio.timeout(self._body_s):  # Envoy has no such limit that spares requests that wait
@@ -205,11 +199,11 @@ class ExtProcExchange(Exchange):
         if not self._has_body:
             return b"", False
         if self.request_mode == messages.BUFFERED and self._pending == "request_headers":
-            await self._write(_PASS["request_headers"])  # only then, Envoy sends the body
+            self._stream.write(_PASS["request_headers"])  # only then, Envoy sends the body
             self._pending = "request_body"
-        message = await self.read()
-        if message is None:
+        if (data := await self._stream.read()) is None:
             raise ClientGoneError
+        message = messages.ProcessingRequest.FromString(data)
         kind = message.WhichOneof("kind")
         if kind == "request_trailers":
             self._pending = kind
@@ -222,31 +216,16 @@ class ExtProcExchange(Exchange):
     def _is_buffered(self) -> bool:
         return self.request_mode == messages.BUFFERED
 
-    async def extend_timeout(self) -> None:
-        """Let Envoy wait for an hour, not ``message_timeout``. Without ``max_message_timeout`` it ignores this."""
-        response = messages.ProcessingResponse()
-        response.override_message_timeout.seconds = MAX_WAIT_S
-        with contextlib.suppress(Exception):  # the client may be gone; its task is cancelled then
-            await self._context.write(response)
-
-    async def _write(self, response: Any) -> None:
-        if self._extension is not None:
-            extension, self._extension = self._extension, None
-            await extension
-        await self._context.write(response)
-
     @contextlib.contextmanager
-    def waiting(self) -> Any:
-        """Extend Envoy's timeout if the block takes longer than a part of Envoy's default."""
+    def waiting(self) -> Iterator[None]:
+        """Let Envoy wait for an hour, not ``message_timeout``, if the block takes longer than a part of its default.
+
+        Without ``max_message_timeout`` Envoy ignores this.
+        """
         if not self._is_buffered:  # no timeout in mode FULL_DUPLEX_STREAMED
             yield
             return
-        loop = asyncio.get_running_loop()
-
-        def extend() -> None:
-            self._extension = loop.create_task(self.extend_timeout())
-
-        timer = loop.call_later(_EXTEND_AFTER_S, extend)
+        timer = asyncio.get_running_loop().call_later(_EXTEND_AFTER_S, self._stream.write, _EXTENSION)
         try:
             yield
         finally:
@@ -259,34 +238,36 @@ class ExtProcExchange(Exchange):
         immediate.status.code, immediate.body = status, body
         names = {name.lower() for name, _ in headers} | {b"content-length", b"connection"}
         _set_headers(immediate.headers, [*headers, *(pair for pair in self.headers if pair[0].lower() not in names)])
-        await self._write(response)
+        self._stream.write(response.SerializeToString())
 
     async def answer(self, answer: Pick) -> None:
         """Send the request to its engine, and follow the response up to its end."""
         self.has_started, self._endpoint = True, answer.endpoints[0]
         for response in self._pick_responses(answer):
-            await self._write(response)
-        answer.request.client_request.release(text=answer.request.text is None, retained_bytes=0)
-        request, is_duplex = answer.request, self._response_mode == messages.FULL_DUPLEX_STREAMED
-        while (message := await self.read()) is not None:
-            kind = message.WhichOneof("kind")
-            if kind == "response_body":
-                part = message.response_body
-                request.on_body(part.body, is_last=part.end_of_stream)
-                await self._write(
-                    _streamed("response_body", part.body, part.end_of_stream) if is_duplex else _PASS[kind]
-                )
-            elif kind == "response_headers":
-                self._on_headers(request, message)
-                if message.response_headers.end_of_stream:
-                    request.on_body(b"", is_last=True)
-                await self._write(self._response_head())
-            else:
-                if kind == "response_trailers":
-                    request.on_body(b"", is_last=True)
-                await self._write(_PASS[kind])
+            self._stream.write(response)
+        request = answer.request
+        request.client_request.release(text=request.text is None, retained_bytes=0)
+        await self._stream.each(partial(self._on_message, request))
         if self._response_mode == messages.NONE and request.status == 200:
             request.end(Outcome.FINISHED)  # Envoy reports no body, so that the stream ends with the response
+
+    def _on_message(self, request: PickedRequest, data: bytes) -> None:
+        message = messages.ProcessingRequest.FromString(data)
+        kind = message.WhichOneof("kind")
+        response = _PASS[kind]
+        if kind == "response_body":
+            part = message.response_body
+            request.on_body(part.body, is_last=part.end_of_stream)
+            if self._response_mode == messages.FULL_DUPLEX_STREAMED:
+                response = _streamed(kind, part.body, part.end_of_stream)
+        elif kind == "response_headers":
+            self._on_headers(request, message)
+            if message.response_headers.end_of_stream:
+                request.on_body(b"", is_last=True)
+            response = self._response_head()
+        elif kind == "response_trailers":
+            request.on_body(b"", is_last=True)
+        self._stream.write(response)
 
     def _on_headers(self, request: PickedRequest, message: Any) -> None:
         headers = {one.key.lower(): (one.raw_value.decode("latin-1") or one.value)
@@ -298,14 +279,14 @@ class ExtProcExchange(Exchange):
         moved = bool(served) and served != self._endpoint
         request.on_headers(int(status) if status.isdigit() else 0, headers, is_local=is_local, moved=moved)
 
-    def _response_head(self) -> Any:
+    def _response_head(self) -> bytes:
         if not self.headers:
             return _PASS["response_headers"]
         response = messages.ProcessingResponse()
         _set_headers(response.response_headers.response.header_mutation, self.headers)
-        return response
+        return bytes(response.SerializeToString())
 
-    def _pick_responses(self, pick: Pick) -> list[Any]:
+    def _pick_responses(self, pick: Pick) -> list[bytes]:
         """Return the answers to the pending parts of the request, with the endpoint in the first one."""
         response = messages.ProcessingResponse()
         is_duplex = not self._is_buffered
@@ -328,25 +309,25 @@ class ExtProcExchange(Exchange):
         common.header_mutation.remove_headers.extend(dropped)
         response.dynamic_metadata.update({ENDPOINT_NAMESPACE: {ENDPOINT: endpoints}})
         if not (is_duplex and self._has_body):
-            return [response]
+            return [response.SerializeToString()]
         body = b"".join(self._chunks) if pick.body is None else pick.body
         self._chunks.clear()
         starts = range(0, max(1, len(body)), _CHUNK_BYTES)
         has_trailers = self._pending == "request_trailers"
         parts = [(body[at : at + _CHUNK_BYTES], at == starts[-1] and not has_trailers) for at in starts]
         streamed = [_streamed("request_body", chunk, is_last) for chunk, is_last in parts]
-        return [response, *streamed, *([_PASS["request_trailers"]] if has_trailers else [])]
+        return [response.SerializeToString(), *streamed, *([_PASS["request_trailers"]] if has_trailers else [])]
 
 
 def _is_proxys(name: bytes) -> bool:
     return name.startswith((b":", b"x-envoy-"))
 
 
-def _streamed(kind: str, body: bytes, is_last: bool) -> Any:
+def _streamed(kind: str, body: bytes, is_last: bool) -> bytes:
     response = messages.ProcessingResponse()
     streamed = getattr(response, kind).response.body_mutation.streamed_response
     streamed.body, streamed.end_of_stream = body, is_last
-    return response
+    return bytes(response.SerializeToString())
 
 
 def _set_headers(mutation: Any, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -384,58 +365,33 @@ class Picker:
         self.port = 0
 
     async def __aenter__(self) -> Self:
-        try:
-            import grpc
-        except ImportError as error:
-            raise MissingExtraError("the endpoint picker", "envoy") from error
-        config = self._relay.config
-        limits, host, port = config.limits, config.listen.host, config.envoy.ext_proc_port
-        server = self._server = grpc.aio.server(options=[
-            *((f"grpc.server.max_pending_requests{limit}", _MAX_PENDING) for limit in ("", "_hard_limit")),
-            ("grpc.so_reuseport", 0),  # a second picker at the port would get a part of the requests
-            ("grpc.max_receive_message_length", limits.body_bytes + limits.header_bytes + (1 << 16)),
-        ])  # fmt: skip
-        process = grpc.stream_stream_rpc_method_handler(
-            self._process, messages.ProcessingRequest.FromString, serialized
-        )
-        check = grpc.unary_unary_rpc_method_handler(
-            self._check, messages.HealthCheckRequest.FromString, messages.HealthCheckResponse.SerializeToString
-        )
-        server.add_generic_rpc_handlers((
-            grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),
-            grpc.method_handlers_generic_handler(HEALTH, {"Check": check}),
-        ))  # fmt: skip
-        bind_socket(host, port or 0, "ext-proc port").close()  # gRPC would log the system's error
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if (tls := config.envoy.tls) is None:
-            self.port = server.add_insecure_port(address)
-        else:
-            self.port = server.add_secure_port(address, grpc.ssl_server_credentials([_key_and_certificate(tls)]))
-        await server.start()
+        config, context = self._relay.config, None
+        if (tls := config.envoy.tls) is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(str(tls.cert), tls.key)
+        limits = config.limits
+        listener = bind_socket(config.listen.host, config.envoy.ext_proc_port or 0, "ext-proc port")
+        self.port = listener.getsockname()[1]
+        methods = {f"/{SERVICE}/Process": self.process, f"/{HEALTH}/Check": self._check}
+        max_bytes = limits.body_bytes + limits.header_bytes + (1 << 16)
+        self._server = GrpcServer(methods, listener, max_message_bytes=max_bytes, tls=context)
+        await self._server.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._server.stop(_STOP_S)
+        await self._server.__aexit__()
 
-    async def _check(self, request: Any, context: Any) -> Any:
-        import grpc
+    async def _check(self, stream: Stream) -> None:
+        service = messages.HealthCheckRequest.FromString(await stream.read() or b"").service
+        if service not in ("", "liveness", "readiness", SERVICE):
+            raise StatusError(NOT_FOUND, f"there is no service {service!r}")
+        is_serving = service == "liveness" or (self._fleet.ready() and not self._app.draining)
+        stream.write(messages.HealthCheckResponse(status=_SERVING if is_serving else _NOT_SERVING).SerializeToString())
 
-        if request.service == "liveness":
-            return messages.HealthCheckResponse(status=_SERVING)
-        if request.service not in ("", "readiness", SERVICE):
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r}")
-        is_ready = self._fleet.ready() and not self._app.draining
-        return messages.HealthCheckResponse(status=_SERVING if is_ready else _NOT_SERVING)
-
-    async def _process(self, _: Any, context: Any) -> None:
-        await self.process(context)
-
-    async def process(self, context: Any) -> None:
-        """Serve a stream of Envoy's filter, given by gRPC's context: one request and its response."""
-        first = await context.read()
-        if not first:  # grpc.aio.EOF
-            return
-        exchange = ExtProcExchange(context, first, self._relay.config.limits.body_s)
+    async def process(self, stream: Stream) -> None:
+        """Serve a stream of Envoy's filter: one request and its response."""
+        first = messages.ProcessingRequest.FromString(await stream.read() or b"")
+        exchange = ExtProcExchange(stream, first, self._relay.config.limits.body_s)
         kind, mode = first.WhichOneof("kind"), exchange.request_mode
         problem = ""
         if kind != "request_headers":
@@ -509,12 +465,3 @@ class Picker:
                 address = str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
             self._addresses[host, port] = address, time.monotonic() + _RESOLVED_S
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}" if address else ""
-
-
-def _key_and_certificate(tls: Tls) -> tuple[bytes, bytes]:
-    return Path(str(tls.key)).read_bytes(), Path(str(tls.cert)).read_bytes()
-
-
-def serialized(response: Any) -> bytes:
-    """Return the bytes of a message, some of which are serialized already."""
-    return response if isinstance(response, bytes) else response.SerializeToString()
