@@ -130,8 +130,10 @@ def test_a_gateway_stays_in_its_service_as_long_as_requests_wait_for_an_engine(n
 @pytest.mark.parametrize("name", ALL)
 def test_pods_drain_before_they_are_killed(name, config_of):
     one = gateway(name)
-    drain_s = config_of(name).resilience.drain_s
-    assert sleeps_s(container(one)) + drain_s < one["terminationGracePeriodSeconds"]
+    resilience = config_of(name).resilience
+    assert resilience.linger_s >= 5.0  # a cluster's proxies follow within seconds
+    assert "lifecycle" not in container(one)  # the gateway itself serves on
+    assert resilience.linger_s + resilience.drain_s < one["terminationGracePeriodSeconds"]
     if name == "dev":
         return
     one = engine(name)

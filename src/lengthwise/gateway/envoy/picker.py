@@ -424,7 +424,7 @@ class Picker:
             return messages.HealthCheckResponse(status=_SERVING)
         if request.service not in ("", "readiness", SERVICE):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r}")
-        is_ready = self._fleet.ready() and not self._app.draining
+        is_ready = self._fleet.ready() and not (self._app.closing or self._app.draining)
         return messages.HealthCheckResponse(status=_SERVING if is_ready else _NOT_SERVING)
 
     async def _process(self, _: Any, context: Any) -> None:
