@@ -16,7 +16,7 @@ from own_kustomize import built
 FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-OVERLAYS = ("dev", "production", "monitoring", "keda", "scale-to-zero")
+OVERLAYS = ("dev", "production", "monitoring", "hpa", "keda", "scale-to-zero")
 ALL = ("base", *OVERLAYS)
 WITH_VLLM = tuple(name for name in ALL if name != "dev")
 GATEWAY = {"app.kubernetes.io/name": "gateway", "app.kubernetes.io/component": "gateway"}

@@ -78,9 +78,9 @@ def test_no_secret_stands_in_a_manifest(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_nothing_but_keda_scales(name):
+def test_one_autoscaler_at_most_scales(name):
     kinds = {r["kind"] for r in resources(name)}
-    assert "HorizontalPodAutoscaler" not in kinds
+    assert ("HorizontalPodAutoscaler" in kinds) == (name == "hpa")
     assert ("ScaledObject" in kinds) == (name in ("keda", "scale-to-zero"))
 
 
