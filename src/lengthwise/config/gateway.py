@@ -256,6 +256,7 @@ class ResilienceSection(Section):
     failures: PositiveInt = _RESILIENCE.failures
     open_s: Seconds = _RESILIENCE.open_s
     retry_share: Annotated[NotNan, Field(ge=0, le=1)] = _RESILIENCE.retry_share
+    linger_s: Wait = _RESILIENCE.linger_s
     drain_s: Wait = _RESILIENCE.drain_s
     answer_bytes: PositiveInt = _RESILIENCE.answer_bytes
     leave_s: Wait = _RESILIENCE.leave_s

@@ -380,7 +380,10 @@ class ResilienceConfig:
     # limit of retries as a share of requests (at most 10 in a row, 5 of one tenant or address); the first retry of a
     # request is free if its engine broke the connection, or stalled after the first output
     retry_share: float = 0.2
-    drain_s: float = 30.0  # time for admitted requests to finish after SIGTERM
+    # time after SIGTERM in which new requests are still served, and each answer closes its connection, so that load
+    # balancers and clients turn to another gateway
+    linger_s: float = 0.0
+    drain_s: float = 30.0  # time for admitted requests to finish after SIGTERM and linger_s
     answer_bytes: int = 64 << 20  # size of the longest buffered (not streamed) response
     leave_s: float = 3600.0  # time for a replaced or vanished engine to finish its responses
 

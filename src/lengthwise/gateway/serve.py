@@ -93,12 +93,20 @@ class Gateway:
         await self.stop()
 
     async def drain(self) -> bool:
-        """Admit no further request. Return whether all admitted requests finished within ``drain_s``."""
+        """Serve on for ``linger_s``, then admit no further request on a new connection.
+
+        Return whether all admitted requests finished within ``drain_s`` after that. With ``linger_s``, each connection
+        may send one more request, and the drain continues until none has ended within ``linger_s``.
+        """
+        drain_s, linger_s = self.config.resilience.drain_s, self.config.resilience.linger_s
+        self.app.closing = True
+        if linger_s:
+            await asyncio.sleep(linger_s)
+            self.app.closing_connections = set(self._edge.server_state.connections) if self._edge else set()
         self.app.draining = True
-        drain_s = self.config.resilience.drain_s
         try:
             async with asyncio.timeout(drain_s):
-                while self.driver.num_requests or self.app.in_flight:
+                while self.driver.num_requests or self.app.in_flight or self.app.last_end_s > self._clock() - linger_s:
                     await self.driver.wait_empty()
                     await asyncio.sleep(_POLL_INTERVAL_S)
         except TimeoutError:
@@ -110,7 +118,7 @@ class Gateway:
         """Stop at once. Unfinished requests fail."""
         if not self._stopped:
             self._stopped = True
-            self.app.draining = True
+            self.app.draining, self.app.closing_connections = True, set()
             self.driver.close()
             await self._stack.aclose()
 

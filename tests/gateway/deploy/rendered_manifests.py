@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -17,10 +16,8 @@ from own_kustomize import built
 FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-OVERLAYS = ("dev", "production", "monitoring", "keda", "scale-to-zero")
+OVERLAYS = ("dev", "production", "monitoring", "hpa", "keda", "scale-to-zero")
 ALL = ("base", *OVERLAYS)
-OLDEST_MINOR = 21
-"""Of kubectl: the first with a kustomize (4.0) that knows components."""
 WITH_VLLM = tuple(name for name in ALL if name != "dev")
 GATEWAY = {"app.kubernetes.io/name": "gateway", "app.kubernetes.io/component": "gateway"}
 ENGINE = {"app.kubernetes.io/name": "engine", "app.kubernetes.io/component": "engine"}
@@ -37,31 +34,32 @@ def folder(name: str) -> Path:
     return DEPLOY / ("base" if name == "base" else f"overlays/{name}")
 
 
-def kustomized(name: str) -> list[dict]:
-    """The same by kubectl, generated names without their digests."""
-    if shutil.which("kubectl") is None:
-        message = "kubectl is not here, so our own kustomize is not held against it (kubernetes.io/docs/tasks/tools)"
+def tool(name: str) -> str:
+    """Return kubectl or helm as ``make kubernetes`` has installed it, or skip the test (in CI it fails)."""
+    path = ROOT / ".kubernetes" / name / name
+    if not path.exists():
+        message = f"{name} is not here: make kubernetes"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
-    if (version := kubectl_minor()) < OLDEST_MINOR:
-        pytest.skip(
-            f"kubectl 1.{version} knows no components; 1.{OLDEST_MINOR} or later is held against our own kustomize"
-        )
-    command = ["kubectl", "kustomize", str(folder(name))]
+    return str(path)
+
+
+def output_of(*command: str) -> str:
+    """Return what a command prints; it must succeed."""
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert not done.stderr, done.stderr  # deprecations
-    text = re.sub(r"(?m)^( *(?:- )?name: gateway)-[a-z0-9]{10}$", r"\1", done.stdout)
-    return list(yaml.load_all(text, FAST))
+    return done.stdout
 
 
-@cache
-def kubectl_minor() -> int:
-    """The minor version of the kubectl that is here."""
-    command = ["kubectl", "version", "--client", "-o", "json"]
-    reported = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    return int(re.sub(r"\D", "", json.loads(reported)["clientVersion"]["minor"]))
+def kustomized(name: str) -> list[dict]:
+    """The same by kubectl, generated names without their digests."""
+    return without_digests(output_of(tool("kubectl"), "kustomize", str(folder(name))))
+
+
+def without_digests(text: str) -> list[dict]:
+    """Return resources, the names of the gateway's ConfigMap without a digest."""
+    return list(yaml.load_all(re.sub(r"(?m)^( *(?:- )?name: gateway)-[a-z0-9]{10}$", r"\1", text), FAST))
 
 
 def the(name: str, kind: str, called: str) -> dict:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from rendered_manifests import (
     ALL,
     ENGINE,
@@ -130,8 +132,10 @@ def test_a_gateway_stays_in_its_service_as_long_as_requests_wait_for_an_engine(n
 @pytest.mark.parametrize("name", ALL)
 def test_pods_drain_before_they_are_killed(name, config_of):
     one = gateway(name)
-    drain_s = config_of(name).resilience.drain_s
-    assert sleeps_s(container(one)) + drain_s < one["terminationGracePeriodSeconds"]
+    resilience = config_of(name).resilience
+    assert resilience.linger_s >= 5.0  # a cluster's proxies follow within seconds
+    assert "lifecycle" not in container(one)  # the gateway itself serves on
+    assert resilience.linger_s + resilience.drain_s < one["terminationGracePeriodSeconds"]
     if name == "dev":
         return
     one = engine(name)
@@ -286,6 +290,30 @@ def test_engines_are_scaled_by_seconds_of_backlog(name):
         (wakes,) = [trigger for trigger in scaled["triggers"] if "activationThreshold" in trigger["metadata"]]
         assert "lengthwise_queue_requests" in wakes["metadata"]["query"]
         assert math.ceil(10_000 / float(wakes["metadata"]["threshold"])) == 1  # it asks for one and no more
+
+
+def test_hpa_and_keda_scale_alike():
+    """Both by Value: the metric is a ratio to the engines that are there, which AverageValue would divide once more."""
+    hpa, keda = the("hpa", "HorizontalPodAutoscaler", "engine")["spec"], the("keda", "ScaledObject", "engine")["spec"]
+    (metric,), (trigger,) = hpa["metrics"], keda["triggers"]
+    assert metric["external"]["target"] == {"type": trigger["metricType"], "value": trigger["metadata"]["threshold"]}
+    assert trigger["metadata"]["query"].startswith(f"sum({metric['external']['metric']['name']}{{")
+    limits = {"minReplicas": keda["minReplicaCount"], "maxReplicas": keda["maxReplicaCount"]}
+    assert limits == {name: hpa[name] for name in limits}
+    assert hpa["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert hpa["scaleTargetRef"] == keda["scaleTargetRef"]
+    assert "replicas" not in the("hpa", "StatefulSet", "engine")["spec"]
+
+
+@given(st.integers(1, 64), st.lists(st.floats(1e3, 1e6), min_size=1, max_size=4), st.floats(50.0, 5e3))
+def test_the_autoscalers_ask_for_the_fewest_engines_that_meet_the_threshold(ready, backlogs_tokens, tokens_per_s):
+    """Kubernetes' rule for Value, on the sum over gateways that the query makes."""
+    threshold_s = float(the("keda", "ScaledObject", "engine")["spec"]["triggers"][0]["metadata"]["threshold"])
+    value_s = sum(tokens / (ready * tokens_per_s) for tokens in backlogs_tokens)  # lengthwise_backlog_seconds of each
+    desired = math.ceil(ready * value_s / threshold_s * (1 - 1e-12))
+    left_s = [sum(backlogs_tokens) / (engines * tokens_per_s) for engines in (desired, max(1, desired - 1))]
+    assert left_s[0] <= threshold_s * (1 + 1e-9)
+    assert desired == 1 or left_s[1] > threshold_s
 
 
 def test_requests_wait_for_the_first_engine_with_scale_to_zero(config_of):

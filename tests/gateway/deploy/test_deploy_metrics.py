@@ -67,7 +67,8 @@ def queries() -> list[str]:
     triggers = [
         trigger["metadata"]["query"] for trigger in the("scale-to-zero", "ScaledObject", "engine")["spec"]["triggers"]
     ]
-    return [*panels, *variables, *rules, *triggers]
+    external = [one["external"] for one in the("hpa", "HorizontalPodAutoscaler", "engine")["spec"]["metrics"]]
+    return [*panels, *variables, *rules, *triggers, *(one["metric"]["name"] for one in external)]
 
 
 def test_every_requested_metric_is_reported(report):

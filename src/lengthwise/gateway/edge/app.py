@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
@@ -78,8 +79,9 @@ class App:
     ``handler`` serves a request for an engine. It is cancelled if the client disconnects, and may raise Fault or an
     error with a ``refusal``. Its result goes to ``Exchange.answer`` and is closed. ``models`` returns all models,
     including those of unavailable engines, ``entries`` the fields of each model in the engines' /v1/models, and
-    ``ready`` whether an engine is available. While ``draining`` is True, new such requests get 503. ``in_flight``
-    counts them, also those whose bodies still arrive.
+    ``ready`` whether an engine is available. While ``closing`` is True, each answer closes its connection. While
+    ``draining`` is True, new such requests get 503, except one on each of ``closing_connections``. ``in_flight`` counts
+    them, also those whose bodies still arrive; the last one ended at ``last_end_s``.
     """
 
     def __init__(
@@ -101,7 +103,9 @@ class App:
         self.accounts: Accounts | None = None  # accounts of a store of tenants
         self.identity: TokenVerifier | AuthService | None = None  # identifies callers other than by keys
         self.keys = Keys(config, clock, tenants=self._tenants)
-        self.draining, self.in_flight = False, 0
+        self.closing = self.draining = False
+        self.closing_connections: set[Any] = set()
+        self.in_flight, self.last_end_s = 0, -math.inf
         self.body_budget = asgi.BodyBudget(config.limits.body_budget_bytes)
         self._prefix_hasher = PrefixHasher()
         self.parser_thread = ThreadPoolExecutor(1, "lengthwise-bodies")
@@ -217,7 +221,11 @@ class App:
         request_id: str,
     ) -> None:
         if self.draining:
-            raise draining()
+            if exchange.connection not in self.closing_connections:
+                raise draining()
+            self.closing_connections.discard(exchange.connection)
+        if self.closing and exchange.connection is not None:
+            exchange.headers.append(asgi.CLOSE)
         self.in_flight += 1
         try:
             owner = caller if caller.key else address
@@ -248,10 +256,11 @@ class App:
                     await answer.aclose()
         finally:
             self.in_flight -= 1
+            self.last_end_s = self._clock()
 
     def _open_body(self, target: Route) -> bytes:
-        if target.name == "ready" and (self.draining or not self._ready()):
-            message = f"The gateway is not ready: {'draining' if self.draining else 'no engine is up'}."
+        if target.name == "ready" and (self.closing or self.draining or not self._ready()):
+            message = f"The gateway is not ready: {'draining' if self.closing or self.draining else 'no engine is up'}."
             raise Fault(503, "not_ready", message, code="not_ready", retry_after_s=1.0)
         return target.body or self.document
 

@@ -92,6 +92,7 @@ class Exchange:
         self.is_anthropic = False  # whether errors have Anthropic's form
         self.scheduler_reports_refusals = False  # whether the scheduler, not the app, reports a refusal to listeners
         self.headers: list[tuple[bytes, bytes]] = []  # added to every response
+        self.connection: HttpProtocol | None = None
 
     async def body(self, limit: int, content_length: bytes | None, reservation: BodyReservation) -> bytes:
         """Return the complete body, reserving memory as it arrives. Raises Fault (413, 429, 503) or ClientGoneError."""
@@ -141,9 +142,9 @@ class AsgiExchange(Exchange):
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__()
         self._receive, self._send = receive, send
-        self._connection: HttpProtocol | None = (scope.get("extensions") or {}).get(CONNECTION)
+        self.connection = (scope.get("extensions") or {}).get(CONNECTION)
         # With a connection of the gateway's server, the response goes to it directly: messages of ASGI cost more.
-        self._cycle = None if self._connection is None else self._connection.answering
+        self._cycle = None if self.connection is None else self.connection.answering
         self._task = asyncio.current_task()
         self._monitor: asyncio.Future[Message] | None = None
         self._finished = False
@@ -159,9 +160,9 @@ class AsgiExchange(Exchange):
         return message.get("body", b""), message.get("more_body", False)
 
     def monitor(self) -> None:  # noqa: D102 - as Exchange
-        if self._connection is not None:
-            self._connection.on_disconnect = self._cancel
-            self._connection.resume_reading()
+        if self.connection is not None:
+            self.connection.on_disconnect = self._cancel
+            self.connection.resume_reading()
         else:
             self._monitor = asyncio.ensure_future(self._receive())
             self._monitor.add_done_callback(self._received)
@@ -170,7 +171,7 @@ class AsgiExchange(Exchange):
         """Send a response in chunks. Wait while the connection's write buffer is full."""
         headers = [pair for pair in answer.headers if pair[0].lower() not in _DROPPED]
         left = next((int(value) for name, value in headers if name.lower() == b"content-length"), -1)
-        direct = self._connection if left < 0 else None  # left is -1 for a stream
+        direct = self.connection if left < 0 else None  # left is -1 for a stream
         await self._start(answer.status, headers)
         try:
             async for chunk in answer:
@@ -195,16 +196,16 @@ class AsgiExchange(Exchange):
 
     async def abort(self) -> None:  # noqa: D102
         self._finished = True
-        if self._connection is not None:
-            self._connection.abort()
+        if self.connection is not None:
+            self.connection.abort()
             await asyncio.sleep(0)
 
     def close(self) -> None:  # noqa: D102
         self._finished = True
         if self._monitor is not None:
             self._monitor.cancel()
-        if self._connection is not None:
-            self._connection.on_disconnect = None
+        if self.connection is not None:
+            self.connection.on_disconnect = None
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.has_started, headers = True, headers + self.headers

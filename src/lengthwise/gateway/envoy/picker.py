@@ -385,7 +385,7 @@ class Picker:
         service = messages.HealthCheckRequest.FromString(await stream.read() or b"").service
         if service not in ("", "liveness", "readiness", SERVICE):
             raise StatusError(NOT_FOUND, f"there is no service {service!r}")
-        is_serving = service == "liveness" or (self._fleet.ready() and not self._app.draining)
+        is_serving = service == "liveness" or (self._fleet.ready() and not (self._app.closing or self._app.draining))
         stream.write(messages.HealthCheckResponse(status=_SERVING if is_serving else _NOT_SERVING).SerializeToString())
 
     async def process(self, stream: Stream) -> None:
