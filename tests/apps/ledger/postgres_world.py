@@ -55,6 +55,12 @@ class Server:
         """Ends at once, nothing written that was not yet."""
         self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "stop")
 
+    def pids(self) -> list[int]:
+        """The server's processes, its first one last."""
+        first = int((Path(self._data) / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        return [*map(int, children), first]
+
     def stop(self) -> None:
         self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "stop")
         shutil.rmtree(self._folder)

@@ -38,7 +38,7 @@ from lengthwise.gateway.tenants.records import (
     quotas,
     window,
 )
-from lengthwise.gateway.tenants.store import POSTGRES, Store, StoreError, Transaction
+from lengthwise.gateway.tenants.store import INTERRUPT_S, POSTGRES, Store, StoreError, Transaction
 from lengthwise.schema.errors import InputError
 
 Result = TypeVar("Result")
@@ -161,6 +161,7 @@ class Accounts(Listener):
         self._unsettled: dict[int, tuple[_InFlight, tuple[int, int] | None]] = {}
         self._thread = ThreadPoolExecutor(1, "lengthwise-tenants")
         self._lock = threading.Lock()
+        self._began_s, self._is_down = math.inf, False  # start of the transaction in progress; after one that failed
         self._pending: list[tuple[Operation, asyncio.Future[Any]]] = []
         self._stack = contextlib.AsyncExitStack()
 
@@ -177,15 +178,17 @@ class Accounts(Listener):
             self._thread.shutdown()
             raise InputError(f"the store of tenants must be usable at the start; {self._shown}: {error}") from error
         await self.reload()
-        await self._stack.enter_async_context(background(self._refresh()))
+        for work in (self._refresh(), self._interrupt()):
+            await self._stack.enter_async_context(background(work))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
-        await self._retry()
-        with contextlib.suppress(Fault):
-            await self.flush()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
+        async with background(self._interrupt()):
+            await self._retry()
+            with contextlib.suppress(Fault):
+                await self.flush()
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
         self._thread.shutdown()
         self._progress.close(remove=not (self._in_flight or self._unsettled))
 
@@ -241,6 +244,10 @@ class Accounts(Listener):
             exceeded = await asyncio.shield(made)
         except asyncio.CancelledError:
             made.add_done_callback(lambda done: self._cancel(number, done))
+            raise
+        except Fault as fault:
+            if isinstance(fault.__cause__, StoreError) and fault.__cause__.is_unknown:
+                self._settle(_InFlight(number, self._progress.add(number)), None)
             raise
         if exceeded is None:
             self._in_flight[request.id] = _InFlight(number, self._progress.add(number))
@@ -397,6 +404,13 @@ class Accounts(Listener):
                 await self._retry()
                 await self.reload()
 
+    async def _interrupt(self) -> None:
+        """Interrupt transactions of a store that hangs, so that their callers and the next ones need not wait for it."""
+        while True:
+            await asyncio.sleep(INTERRUPT_S / 4)
+            if time.monotonic() - self._began_s > INTERRUPT_S:
+                self._store.interrupt()
+
     async def _retry(self) -> None:
         """Settle the requests again that the store did not take. They stay in the file of progress until it does."""
         for one, tokens in list(self._unsettled.values()):
@@ -412,15 +426,17 @@ class Accounts(Listener):
             self._thread.submit(self._commit, asyncio.get_running_loop())
         try:
             result: Result = await future
-        except StoreError:
-            message = "The gateway cannot reach its store of tenants."
-            raise Fault(503, "store", message, code="store_unavailable", retry_after_s=self._config.refresh_s) from None
+        except StoreError as error:
+            message, after_s = "The gateway cannot reach its store of tenants.", self._config.refresh_s
+            raise Fault(503, "store", message, code="store_unavailable", retry_after_s=after_s) from error
         return result
 
     def _commit(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             batch, self._pending = self._pending, []
+        self._began_s = time.monotonic()
         results = self._results([work for work, _ in batch])
+        self._began_s = math.inf
 
         def resolve() -> None:
             for (_, future), result in zip(batch, results, strict=True):
@@ -434,11 +450,17 @@ class Accounts(Listener):
     def _results(self, works: list[Operation]) -> list[Any]:
         """Return the results of one transaction. If an operation is wrong, each has one of its own, and may fail."""
         try:
-            return self._store.transaction(lambda one: [work(one) for work in works])
+            results = self._store.transaction(lambda one: [work(one) for work in works])
+            if self._is_down:
+                self._is_down = False
+                _log.info("the store of tenants works again")
+            return results
         except Exception as error:  # noqa: BLE001 - each caller gets it
             if len(works) > 1 and not isinstance(error, StoreError):
                 return [self._results([one])[0] for one in works]
-            _log.warning("the store of tenants failed: %s", error)
+            if not self._is_down:  # not for each request while it is down
+                _log.warning("the store of tenants failed: %s", error)
+            self._is_down = isinstance(error, StoreError)
             return [error if isinstance(error, StoreError) else StoreError(repr(error))] * len(works)
 
 

@@ -25,15 +25,19 @@ class ProgressFile:
         self._path, temporary = folder / name, folder / f".{name}"
         self._file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        os.ftruncate(self._file, _SLOTS * _SLOT.size)
+        os.posix_fallocate(self._file, 0, _SLOTS * _SLOT.size)  # on a full disk, writing a page would kill the process
         temporary.rename(self._path)  # only now, so that no other process finds it unlocked
         self._map = mmap.mmap(self._file, _SLOTS * _SLOT.size)
         self._free = list(range(0, _SLOTS * _SLOT.size, _SLOT.size))[::-1]
 
     def add(self, number: int) -> int:
-        """Return the slot of a new request, which has no tokens yet."""
+        """Return the slot of a new request, which has no tokens yet. -1: the disk is full; a kill loses its tokens."""
         if not self._free:
             size = len(self._map)
+            try:
+                os.posix_fallocate(self._file, size, size)
+            except OSError:
+                return -1
             self._map.resize(2 * size)
             self._free = list(range(size, 2 * size, _SLOT.size))[::-1]
         slot = self._free.pop()
@@ -42,12 +46,14 @@ class ProgressFile:
 
     def set(self, slot: int, number: int, prompt_tokens: int, output_tokens: int) -> None:
         """Store the tokens of a request."""
-        _SLOT.pack_into(self._map, slot, number, prompt_tokens, output_tokens)
+        if slot >= 0:
+            _SLOT.pack_into(self._map, slot, number, prompt_tokens, output_tokens)
 
     def remove(self, slot: int) -> None:
         """Free the slot of a request whose tokens are in the store."""
-        _SLOT.pack_into(self._map, slot, 0, 0, 0)
-        self._free.append(slot)
+        if slot >= 0:
+            _SLOT.pack_into(self._map, slot, 0, 0, 0)
+            self._free.append(slot)
 
     def close(self, *, remove: bool) -> None:
         """Close the file. With ``remove`` no request is left, and the file is deleted."""

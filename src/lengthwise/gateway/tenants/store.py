@@ -8,6 +8,8 @@ All amounts are integers (costs in billionths of the currency), so that sums are
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ from lengthwise.schema.errors import InputError, MissingExtraError
 Work = TypeVar("Work")
 POSTGRES = ("postgresql://", "postgres://")
 _TIMEOUT_S = 5.0
+INTERRUPT_S = 1.2 * _TIMEOUT_S  # after which a transaction is interrupted that PostgreSQL has not ended itself
 _FORMAT = 1
 _LOCK = 0x6C77_7473  # number of PostgreSQL's lock that one transaction at a time has: "lwts"
 _TABLES = (
@@ -40,7 +43,11 @@ _TABLES = (
 
 
 class StoreError(Exception):
-    """The database cannot be used at the moment."""
+    """The database cannot be used at the moment. If ``is_unknown``, it may have committed the changes all the same."""
+
+    def __init__(self, message: str, *, is_unknown: bool = False) -> None:
+        super().__init__(message)
+        self.is_unknown = is_unknown
 
 
 class Transaction:
@@ -98,8 +105,17 @@ class Store:
             with self._in_transaction():
                 return work(Transaction(self._connection, postgres=self._postgres))
         except self._driver.Error as error:
+            is_unknown = self._connection is not None
             self.close()
-            raise StoreError(str(error).strip()) from error
+            raise StoreError(str(error).strip(), is_unknown=is_unknown) from error
+
+    def interrupt(self) -> None:
+        """Break the connection of a transaction that runs on another thread, as a hung PostgreSQL never answers."""
+        connection = self._connection
+        with contextlib.suppress(OSError, self._driver.Error):
+            if self._postgres and connection is not None:
+                with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+                    copy.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection."""
