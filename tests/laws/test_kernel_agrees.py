@@ -91,7 +91,7 @@ def test_kernel_and_reference_agree_by_trtllms_rules(world, time_limit_s, seed):
 
 
 @settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(async_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
+@given(async_worlds(grouped=True), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree_under_asynchronous_scheduling(world, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))

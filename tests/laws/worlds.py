@@ -458,7 +458,7 @@ def priority_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
 
 
 @st.composite
-def async_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+def async_worlds(draw: st.DrawFn, *, grouped: bool = False) -> tuple[Workload, Deployment]:
     """Requests that end by EOS or by their limits, on replicas that form each step before its predecessor ends."""
     workload, other = draw(workloads()), draw(deployments())
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -489,7 +489,7 @@ def async_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     least = -(-other.max_model_len // other.kv.block_size) + draw(st.sampled_from([0, 1, 4]))
     blocks = draw(st.sampled_from([other.kv.num_blocks, least, least]))
     kv = dataclasses.replace(other.kv, num_blocks=blocks)
-    if draw(st.booleans()):
+    if grouped and draw(st.booleans()):
         states = st.just(0) if limits.enable_prefix_caching else st.sampled_from([0, 0, 2])
         groups = draw(kv_groups(kv.block_size, 2 * limits.max_num_batched_tokens, states))
         blocks = groups.longest(other.max_model_len) + draw(st.sampled_from([0, 1, 2, 8, 200]))
@@ -505,7 +505,7 @@ def rank_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     kinds = {
         "plain": st.tuples(workloads(), deployments()),
         "rules": st.one_of(vllm_worlds(), priority_worlds(), hybrid_worlds(), sglang_worlds(), trtllm_worlds()),
-        "ahead": st.one_of(async_worlds(), threshold_worlds()),
+        "ahead": st.one_of(async_worlds(grouped=True), threshold_worlds()),
         "speculation": speculation_worlds(),
     }
     workload, other = draw(kinds[draw(st.sampled_from(sorted(kinds)))])
