@@ -10,9 +10,11 @@ outputs, divided by SHRINK, which only engines receive; the gateway sees an equa
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
+import socket
 import tempfile
 import time
 import uuid
@@ -28,11 +30,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from _harness import machine, posted
+from gateway import ALL_CORES, envoy_command, running
 
 from lengthwise import Workload, predict, workload
 from lengthwise.apps.launch.simulated import VirtualLoop, run_virtually
+from lengthwise.backend.process import free_port
 from lengthwise.engine.continuous_batching import Limits
-from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Order, PredictionConfig
+from lengthwise.gateway.config import Engine, Envoy, GatewayConfig, Key, Listen, Order, PredictionConfig
 from lengthwise.gateway.observe.fairness import Fairness
 from lengthwise.gateway.observe.fairness import fairness as observe_fairness
 from lengthwise.gateway.observe.replay import Service, VirtualGateway, Withheld, matched
@@ -40,9 +44,10 @@ from lengthwise.gateway.observe.trace import Trace, of_journal
 from lengthwise.gateway.serve import Gateway
 from lengthwise.predict import LengthDistribution, Prompts
 from lengthwise.statistics import t_half_width
-from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps, in_thread
 
 Floats = npt.NDArray[np.float64]
+Burst = tuple[Floats, Trace, int]
 Runs = Mapping[str, Sequence[Floats]]
 """JCT by policy, [shuffles][n]."""
 ENGINES = 2
@@ -52,6 +57,7 @@ WINDOW = 50 // SHRINK  # ELIS's 50 tokens, divided as the lengths are
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Model and scheduler in one process: two processes wait for each other in busy loops, too much for two cores."""
 FCFS, ISRTF, ORACLE = "fcfs", "isrtf", "oracle"
+STEPS = LinearSteps(0.01, 0.001, 0.0001)  # of emulated engines: about a tiny model on one core
 _ISRTF_ORDER = Order("isrtf", window_tokens=WINDOW, max_wait_s=math.inf)
 POLICIES = {
     FCFS: Order("fcfs", max_wait_s=math.inf),
@@ -97,7 +103,6 @@ def figures(shared: Path, quick: bool, kind: str) -> dict[str, Any]:
 
     plan = QUICK if quick else FULL
     shuffle(shared, 0, 1)  # fails early without data
-    cells: list[Cell] = []
     if kind == "emulated":
         with ProcessPoolExecutor() as pool:  # the longest first
             runs = [pool.submit(_emulated, shared, plan, batch) for batch in reversed(plan.batches)]
@@ -117,6 +122,17 @@ def figures(shared: Path, quick: bool, kind: str) -> dict[str, Any]:
         f"gateway.{kind}.simulated_within": {"value": verdicts["within"] / verdicts.total(), **verdicts},
         f"gateway.{kind}.simulated_in_interval": inside / len(results),
     }
+
+
+def behind_envoy(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the share of the gap that the order closes behind a real Envoy, with emulated engines in real time."""
+    shuffles, count, runs = (2, 16, defaultdict(list)) if quick else (12, 48, defaultdict[str, list[Floats]](list))
+    engines = [EngineServer(EngineSpec(MODEL, limits=Limits(max_num_seqs=2), steps=STEPS)) for _ in range(ENGINES)]
+    with in_thread(*engines):
+        for seed, name in itertools.product(range(shuffles), (FCFS, ISRTF, ORACLE)):
+            made = shuffle(shared, seed, count, 36.0)  # three times the rate that the engines serve
+            runs[name].append(asyncio.run(_run([one.url for one in engines], 2, name, made, envoy=True))[0])
+    return {"gateway.envoy.gap_closed": _evaluate([runs], [runs], ISRTF)["gap_closed"] | {"machine": machine()}}
 
 
 # Traffic
@@ -212,8 +228,7 @@ def _emulated(shared: Path, plan: Plan, batch: int) -> list[Cell]:
     """Measure and simulate all loads at one batch size in virtual time."""
 
     async def measured() -> list[Cell]:
-        steps = LinearSteps(0.01, 0.001, 0.0001)  # about a tiny model on one core
-        spec = EngineSpec(MODEL, limits=Limits(max_num_seqs=batch), steps=steps)
+        spec = EngineSpec(MODEL, limits=Limits(max_num_seqs=batch), steps=STEPS)
         async with contextlib.AsyncExitStack() as stack:
             urls = [(await stack.enter_async_context(EngineServer(spec))).url for _ in range(ENGINES)]
             return await _measure_batch(shared, plan, urls, batch)
@@ -265,7 +280,7 @@ async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: i
     return cells
 
 
-async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tuple[Floats, Trace, int]:
+async def _run(urls: Sequence[str], batch: int, name: str, made: Workload, *, envoy: bool = False) -> Burst:
     """Send one burst through a gateway of its own; return JCT, the gateway's trace and the number of preemptions."""
     from lengthwise.gateway.length_prediction import LengthPredictor, Oracle
 
@@ -283,10 +298,14 @@ async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tu
             order=POLICIES[name],
             prediction=PredictionConfig(learn=False),
             listen=Listen(port=0, admin_port=None, journal=journal),
+            envoy=(carrier := Envoy(free_port() if envoy else None, port=free_port())),
         )
         async with Gateway(config, make_predictor=length_predictor, clock=_clock()) as gateway:
             assert await gateway.fleet.wait_checked(30.0)
-            jct_s, _ = await _send(f"http://127.0.0.1:{gateway.port}", made)
+            with running(envoy_command([*urls], carrier), {*ALL_CORES}) if envoy else contextlib.nullcontext():
+                while envoy and socket.socket().connect_ex(("127.0.0.1", carrier.port)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                jct_s, _ = await _send(f"http://127.0.0.1:{carrier.port if envoy else gateway.port}", made)
             preemptions = gateway.driver.statistics().preemptions
             await gateway.drain()
         return jct_s, of_journal(journal), preemptions
@@ -304,7 +323,7 @@ def fair(_: Path, quick: bool) -> dict[str, Any]:
     due_s = np.sort(rng.uniform(0.0, count / 40, count))  # about five times what the engines serve
 
     async def served(fairness: str) -> Fairness:
-        spec = EngineSpec(MODEL, limits=Limits(max_num_seqs=4), steps=LinearSteps(0.01, 0.001, 0.0001))
+        spec = EngineSpec(MODEL, limits=Limits(max_num_seqs=4), steps=STEPS)
         async with contextlib.AsyncExitStack() as stack:
             urls = [(await stack.enter_async_context(EngineServer(spec))).url for _ in range(ENGINES)]
             journal = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "journal.jsonl")

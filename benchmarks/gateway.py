@@ -22,19 +22,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from _harness import ROOT, cpu_seconds, group_use, machine, posted, python_loop, summary
+import uvloop
+from _harness import ROOT, cpu_seconds, group_use, machine, posted, python_loop, summary, toml
 from _sections import Sections
 
 from lengthwise.backend.process import free_port
 from lengthwise.gateway.config import Admission, Dispatch, Engine, Envoy, GatewayConfig, Listen, Order
 
 ALL_CORES = sorted(os.sched_getaffinity(0))
-MEASURED_CORE, OTHER_CORE = {ALL_CORES[0]}, {ALL_CORES[-1]}
-"""For what is measured and for all else; equal on a machine with one core."""
+MEASURED_CORE, OTHER_CORE = {ALL_CORES[0]}, {ALL_CORES[-1]}  # for all else; equal on a machine with one core
 BLOCKS, TOKENS, CONNECTIONS, PACED_CONNECTIONS, GAP_MS = 8, 32, 16, 64, 5
 IO_ROUNDS, IO_BYTES = 5_000, 256
 TEXT = "Tell me in a few words how a request goes through a gateway, and what it waits for on its way. " * 6
@@ -52,24 +53,9 @@ config = GatewayConfig(
     engines=tuple(Engine(url) for url in engines), order=Order(mode="isrtf"), envoy=Envoy(*envoy),
     keys=(Key("bench", sha256, rate_rps=float("inf")),), listen=Listen(port=port, admin_port=admin_port),
 )
-if envoy:
-    from lengthwise.gateway.envoy import bootstrap
-    print(json.dumps(bootstrap(config)), file=open("envoy.json", "w"), flush=True)
 serve(config)
 """
-ENVOY = """
-taskset -c "$1" "${@:2}" & until [ -s envoy.json ]; do sleep 0.1; done
-exec taskset -c "$0" ENVOY -c envoy.json --concurrency 1 --log-level error
-"""
-LITELLM = """
-model_list:
-  - model_name: toy
-    litellm_params: {{model: openai/toy, api_base: "{backend}/v1", api_key: none}}
-litellm_settings: {{telemetry: false}}
-"""
-RUST = {"peer.vllm_router": ("vllm-router",), "peer.smg": ("smg", "launch")}
-RUST |= {"peer.sglang_router": ("sglang-router", "launch")}
-LIGHT = {"peer.litellm": 0.05}  # the share of the usual number of requests for a slow program
+PEERS = toml("peers")  # by name: command, file of configuration, share of requests of a slow program
 
 
 # Processes
@@ -91,9 +77,6 @@ class Process:
     group: int
     url: str = ""
     key: str = ""
-
-    def cpu_s(self) -> float:
-        return group_use(self.group)[0]
 
 
 @contextmanager
@@ -150,17 +133,31 @@ def _command(name: str, backends: list[str], port: int, admin_port: int) -> list
     if name == "gateway":  # with queue, default prediction and keys
         return [*gateway, json.dumps([backends, sha256, port, admin_port])]
     if name == "gateway.envoy":  # the picker alone on the measured core
-        envoy, cores = [free_port(), "127.0.0.1", None, "127.0.0.1", port], [OTHER_CORE, MEASURED_CORE]
-        gateway.append(json.dumps([backends, sha256, free_port(), admin_port, *envoy]))
-        return ["bash", "-c", ENVOY.replace("ENVOY", _program("envoy")), *(str(min(one)) for one in cores), *gateway]
+        carrier = envoy_command(backends, envoy := Envoy(free_port(), port=port))
+        gateway.append(json.dumps([backends, sha256, free_port(), admin_port, envoy.ext_proc_port]))
+        return ["bash", "-c", '"${@:1:4}" & exec taskset -c $0 "${@:5}"', str(min(OTHER_CORE)), *gateway, *carrier]
+    if name == "peer.envoy":
+        return envoy_command(backends, Envoy(1, port=port, failure="open"), plain=True)
     where = ["--host", "127.0.0.1", "--port", str(port)]
-    if name == "peer.litellm":  # one worker, default options, no database; it does not start without a key
+    program, *words = PEERS[name]["command"]
+    if name == "peer.litellm":
         write = f'printf %s "$0" > config.yaml && LITELLM_MASTER_KEY={KEY} exec "$@"'
-        config = LITELLM.format(backend=backends[0])
-        return ["bash", "-c", write, config, _program("litellm"), "--config", "config.yaml", *where]
-    program, *words = RUST[name]
+        config = PEERS[name]["config"].format(backend=backends[0])
+        return ["bash", "-c", write, config, _program(program), *words, *where]
     where += ["--prometheus-port", str(admin_port)]
     return [_program(program), *words, "--worker-urls", *backends, "--policy", "round_robin", *where]
+
+
+def envoy_command(engines: list[str], settings: Envoy, *, plain: bool = False) -> list[str]:
+    """Return the command of an Envoy in front of engines, without its picker if ``plain``."""
+    from lengthwise.gateway.envoy import bootstrap
+
+    made = bootstrap(GatewayConfig(tuple(map(Engine, engines)), envoy=settings))
+    if plain:
+        del made["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"][
+            0
+        ]
+    return [_program("envoy"), "--config-yaml", json.dumps(made), "--concurrency", "1", "--disable-hot-restart"]
 
 
 def _program(name: str) -> str:
@@ -235,8 +232,6 @@ class Connection(asyncio.Protocol):
 
 def closed_loop(process: Process, body: bytes, count: int, connections: int) -> Times:
     """Send ``count`` requests, one at a time on each connection; raise AssertionError if one fails."""
-    import uvloop
-
     at, key = urlsplit(process.url), [f"Authorization: Bearer {process.key}"] if process.key else []
     lines = ["POST /v1/chat/completions HTTP/1.1", f"Host: {at.netloc}", "Content-Type: application/json", *key]
     data = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
@@ -293,20 +288,20 @@ def _pace() -> dict[str, list[float]]:
 
 
 def _measured(name: str, process: Process, backend: Process, counts: tuple[int, ...]) -> dict[str, Any]:
-    single, many, streams, paced, memory = (max(BLOCKS, int(LIGHT.get(name, 1.0) * n)) for n in counts)
+    single, many, streams, paced, memory = (max(BLOCKS, int(PEERS.get(name, {}).get("share", 1.0) * n)) for n in counts)
     _check(process, backend)
     closed_loop(process, chat(), max(BLOCKS, many // 10), 4)  # warms up
-    rows, before = _added_latency(process, backend, max(1, single // BLOCKS)), process.cpu_s()
+    rows, before = _added_latency(process, backend, max(1, single // BLOCKS)), group_use(process.group)[0]
     times = closed_loop(process, chat(), many, CONNECTIONS)
-    rows["cpu_us_per_request"] = {"value": (process.cpu_s() - before) / many * 1e6, "unit": "us"}
+    rows["cpu_us_per_request"] = {"value": (group_use(process.group)[0] - before) / many * 1e6, "unit": "us"}
     rows["rps"] = {"value": many / times.wall_s, "unit": "requests/s"}
     for figure, count, connections, gap_ms in (
         ("cpu_us_per_token_back_to_back", streams, CONNECTIONS, 0),
         ("cpu_us_per_token", paced, PACED_CONNECTIONS, GAP_MS),  # paced, far from saturation
     ):
-        before = process.cpu_s()
+        before = group_use(process.group)[0]
         closed_loop(process, chat(stream=True, gap_ms=gap_ms), count, min(connections, count))
-        rows[figure] = {"value": (process.cpu_s() - before) / (count * TOKENS) * 1e6, "unit": "us"}
+        rows[figure] = {"value": (group_use(process.group)[0] - before) / (count * TOKENS) * 1e6, "unit": "us"}
     if name == "gateway":
         rows["rss_growth_mib"] = _memory_growth(process, memory)
     return rows
@@ -337,51 +332,44 @@ def _added_latency(process: Process, backend: Process, block: int) -> dict[str, 
 
 def _memory_growth(process: Process, count: int) -> dict[str, Any]:
     """Return the growth of resident memory over requests of which every tenth is a stream."""
-
-    def rss_after_mib(requests: int) -> float:
+    rss_mib = []
+    for requests in (max(10 * CONNECTIONS, count // 20), count):
         closed_loop(process, chat(), int(0.9 * requests), CONNECTIONS)
         closed_loop(process, chat(stream=True, tokens=8), max(CONNECTIONS, requests // 10), CONNECTIONS)
-        return group_use(process.group)[1]
-
-    first_mib = rss_after_mib(max(10 * CONNECTIONS, count // 20))
-    return {"value": rss_after_mib(count) - first_mib, "unit": "MiB", "requests": count}
+        rss_mib.append(group_use(process.group)[1])
+    return {"value": rss_mib[1] - rss_mib[0], "unit": "MiB", "requests": count}
 
 
 # The endpoint picker
 def picker(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU microseconds from the messages of a request to its engine and its end, without gRPC's transport."""
+    from lengthwise import predict
     from lengthwise.gateway.envoy import messages
+    from lengthwise.gateway.length_prediction.prediction import measure_latency_s
     from lengthwise.gateway.serve import Gateway
 
     count, left, last = 100 if quick else 1000, list[bytes](), list[bytes]()
-    head, content = messages.ProcessingRequest(), messages.ProcessingRequest()
-    for name, value in {":method": "POST", ":path": "/v1/chat/completions", "x-forwarded-for": "10.0.0.1"}.items():
-        head.request_headers.headers.headers.add(key=name, raw_value=value.encode())
-    content.request_body.body, content.request_body.end_of_stream = chat(), True
+    named = {":method": "POST", ":path": "/v1/chat/completions", "x-forwarded-for": "10.0.0.1"}
+    headers = [{"key": name, "raw_value": value.encode()} for name, value in named.items()]
+    head = messages.ProcessingRequest(request_headers={"headers": {"headers": headers}})
+    content = messages.ProcessingRequest(request_body={"body": chat(), "end_of_stream": True})
+    stream = SimpleNamespace(read=lambda: asyncio.sleep(0, left.pop()), write=last.append)
+    stream.each = lambda _: asyncio.sleep(0)  # the client is gone once its request has an engine
 
-    class Stream:
-        async def read(self) -> bytes:
-            return left.pop()
-
-        def write(self, answer: bytes) -> None:
-            last[:] = [answer]
-
-        async def each(self, _: Any) -> None:
-            """Return at once: the client is gone."""
-
-    async def run(url: str) -> list[float]:
+    async def run(url: str) -> dict[str, Any]:
         config = GatewayConfig((Engine(url),), envoy=Envoy(0), listen=Listen(port=0, admin_port=0))
         async with Gateway(config) as gateway:
             times_s = [time.thread_time()]
             for number in range((BLOCKS + 1) * count):
                 left.extend((content.SerializeToString(), head.SerializeToString()))
-                await gateway.picker.process(Stream())
+                await gateway.picker.process(stream)
                 times_s += [time.thread_time()] if number % count == count - 1 else []
-        assert urlsplit(url).netloc.encode() in last[0]
-        return (np.diff(times_s[1:]) / count * 1e6).tolist()
+            of_prediction = {"prediction_us": 1e6 * measure_latency_s(predict.default())}
+        assert urlsplit(url).netloc.encode() in last[-1]
+        return summary((np.diff(times_s[1:]) / count * 1e6).tolist()) | of_prediction
 
     with on_cores(MEASURED_CORE), printed_json([str(LEAN_ENGINE)], OTHER_CORE) as (_, printed):
-        return {"gateway.picker_decision_us": summary(asyncio.run(run(printed["url"]))) | {"machine": machine()}}
+        return {"gateway.picker_decision_us": uvloop.run(run(printed["url"])) | {"machine": machine()}}
 
 
 # Reordering
@@ -448,15 +436,13 @@ def _peak(engines: int, *, quick: bool) -> tuple[float, list[dict[str, float]]]:
 
 def _probe(gateway: Process, rate_rps: float, span_s: float, seed: int) -> dict[str, float]:
     """Send requests in an open loop; return seconds above the steps that a request needs, and the CPU share."""
-    import uvloop
-
     rng = np.random.default_rng(seed)
     due_s = np.cumsum(rng.exponential(1 / rate_rps, int(rate_rps * span_s))).tolist()
     lengths = rng.integers(SHORTEST, LONGEST + 1, len(due_s)).tolist()
     fixed = {"model": "toy", "prompt": "a fixed length", "ignore_eos": True}
-    before, start = gateway.cpu_s(), time.perf_counter()
+    before, start = group_use(gateway.group)[0], time.perf_counter()
     found = uvloop.run(posted(gateway.url, [fixed | {"max_tokens": n} for n in lengths], due_s, key=gateway.key))
-    cpu_share = (gateway.cpu_s() - before) / (time.perf_counter() - start)
+    cpu_share = (group_use(gateway.group)[0] - before) / (time.perf_counter() - start)
     assert [json.loads(content)["usage"]["completion_tokens"] for *_, content in found] == lengths
     delays_s = [end_s - sent_s - n * STEP_S for n, (_, sent_s, end_s, _) in zip(lengths, found, strict=True)]
     assert min(delays_s) > -STEP_S, f"faster than its own steps: {min(delays_s)}"

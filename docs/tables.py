@@ -795,8 +795,9 @@ GATEWAY_FIGURES = {
     "gateway.rps": "requests per second without streaming, one core",
     "gateway.cpu_us_per_token": "CPU per streamed token, paced streams",
     "gateway.cpu_us_per_token_back_to_back": "the same, tokens back to back",
-    "gateway.picker_decision_us": "CPU of a decision as Envoy's picker, without gRPC",
+    "gateway.picker_decision_us": "CPU of a request's passage through the picker, without gRPC",
     "gateway.envoy.rps": "requests per second behind Envoy, the picker on one core",
+    "gateway.envoy.gap_closed": "share of the gap in mean JCT closed behind Envoy, emulated engines in real time",
     "gateway.rss_growth_mib": "memory growth over 100,000 requests",
     "gateway.live.gap_closed": "share of the gap in mean JCT between FCFS and known lengths, real engines",
     "gateway.live.p99_over_oracle": "P99 over that of known lengths",
@@ -817,6 +818,7 @@ def gateway_overhead() -> None:
     others = {
         "gateway": "**lengthwise**",
         "gateway.envoy": "lengthwise as picker",
+        "peer.envoy": "Envoy without a picker",
         "peer.vllm_router": "vllm-router (Rust)",
         "peer.smg": "smg (Rust)",
         "peer.sglang_router": "sglang-router (Rust)",

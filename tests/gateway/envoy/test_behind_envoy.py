@@ -27,7 +27,19 @@ import trustme
 import yaml
 
 from lengthwise.backend.process import free_port
-from lengthwise.gateway.config import Admission, Dispatch, Engine, Envoy, GatewayConfig, Key, Limits, Listen, Order, Tls
+from lengthwise.gateway.config import (
+    Admission,
+    Dispatch,
+    Engine,
+    Envoy,
+    GatewayConfig,
+    Key,
+    Limits,
+    Listen,
+    Order,
+    ResilienceConfig,
+    Tls,
+)
 from lengthwise.gateway.envoy import bootstrap, messages
 from lengthwise.gateway.serve import BackgroundGateway, background_gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault, FaultPlan, LinearSteps, in_thread
@@ -99,6 +111,9 @@ def full_duplex(settings: dict) -> None:
 def chat(text: str = "Hello", tokens: int = 20, **fields) -> dict:
     messages_ = [{"role": "user", "content": text}]
     return {"model": "toy", "messages": messages_, "max_tokens": tokens, "ignore_eos": True, **fields}
+
+
+CHAT = json.dumps(chat()).encode()
 
 
 async def post(session, url: str, body, **headers) -> tuple[int, dict, bytes]:
@@ -257,6 +272,43 @@ def test_order_clients_that_leave_and_a_full_queue(tmp_path):
             assert [entry.body["max_tokens"] for entry in engine.log.entries] == [8000, 5, 20, 40]
             assert engine.aborts == 1
             assert Counter(row.outcome for row in gateway.rows) == {"client_gone": 2, "finished": 3}
+
+
+def test_silence_frees_the_slot(tmp_path):
+    """A hung engine and a client that reads no more lose their slot; a request may wait for it for longer."""
+    hang, giant = Fault("hang", after_tokens=3), Fault("giant", after_tokens=3, size=64 << 20)
+    engine = EngineServer(SLOW, faults=FaultPlan(incoming=[Fault("hang"), hang, giant]))
+    silent = ResilienceConfig(first_byte_s=WAIT_S, stall_s=WAIT_S)
+    with in_thread(engine), contextlib.ExitStack() as stack:
+        config = config_of(engine, resilience=silent, order=Order(mode="fcfs"))
+        url, gateway = stack.enter_context(behind_envoy(tmp_path, config))
+
+        async def work(session):
+            _, writer = await asyncio.open_connection("127.0.0.1", config.envoy.port, limit=1)
+            body = json.dumps(chat(stream=True)).encode()
+            head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            sends = [
+                post(session, url, chat()),
+                post(session, url, chat(stream=True)),
+                post(session, url, chat(tokens=1)),
+            ]
+            tasks = []
+            for number, one in enumerate((sends[0], sends[1], None, sends[2])):
+                if one is None:  # it reads nothing
+                    writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                else:
+                    tasks.append(asyncio.ensure_future(one))
+                await until(lambda number=number: gateway.gateway.driver.num_requests == number + 1)
+            assert (await tasks[0])[0] == 504
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await tasks[1]
+            assert (await tasks[2])[0] == 200
+            writer.close()
+            await until(lambda: len(gateway.rows) == 4)
+
+        run(work)
+        assert [row.outcome for row in gateway.rows] == ["failed", "client_gone", "client_gone", "finished"]
+        assert gateway.rows[3].queued_for_s > 2 * WAIT_S
 
 
 def test_a_burst_waits_in_the_picker(tmp_path):
@@ -425,3 +477,50 @@ def test_filters_that_are_not_set_up_and_health(tmp_path):
             *_, response = process(slow())
             done.set()
             assert response.immediate_response.status.code == 408
+
+
+def picked(channel: grpc.Channel, mode: int, subset: object) -> list:
+    """Return the picker's answers to a chat up to the pick, as a proxy in a body mode with a subset gets them."""
+    process = channel.stream_stream(
+        "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
+        messages.ProcessingRequest.SerializeToString,
+        messages.ProcessingResponse.FromString,
+    )
+    head, body = messages.ProcessingRequest(), messages.ProcessingRequest()
+    for field, value in {":method": "POST", ":path": PATH, "content-type": "application/json"}.items():
+        head.request_headers.headers.headers.add(key=field, raw_value=value.encode())
+    head.protocol_config.request_body_mode = head.protocol_config.response_body_mode = mode
+    if subset is not None:
+        value = head.metadata_context.filter_metadata.add(key="envoy.lb.subset_hint").value
+        value.update({"x-gateway-destination-endpoint-subset": subset})
+    body.request_body.body, body.request_body.end_of_stream = CHAT, True
+    return list(process(iter([head, body])))
+
+
+@pytest.mark.parametrize("mode", [messages.BUFFERED, messages.FULL_DUPLEX_STREAMED], ids=["buffered", "full-duplex"])
+def test_vectors_of_the_endpoint_picker_protocol(mode):
+    """A proxy of the Gateway API Inference Extension gets the answers that its protocol states."""
+    engines = [EngineServer() for _ in range(3)]
+    with in_thread(*engines), contextlib.ExitStack() as stack:
+        config = config_of(*engines)
+        stack.enter_context(background_gateway(config))
+        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{config.envoy.ext_proc_port}"))
+        places = sorted(engine.url.removeprefix("http://") for engine in engines)
+        two, name = places[:2], "x-gateway-destination-endpoint"
+        for subset, allowed in ((None, places), (two, two), (", ".join(two), two), (two[:1], two[:1])):
+            answers = picked(channel, mode, subset)
+            if mode == messages.BUFFERED:
+                assert answers.pop(0).WhichOneof("kind") == "request_headers"
+            part = "request_body" if mode == messages.BUFFERED else "request_headers"
+            common = getattr(answers[0], part).response
+            headers = {one.header.key: one.header.raw_value.decode() for one in common.header_mutation.set_headers}
+            # The picked endpoint, and those for retries; header and metadata are equal.
+            assert sorted(headers[name].split(",")) == allowed
+            assert answers[0].dynamic_metadata["envoy.lb"][name] == headers[name]
+            assert common.clear_route_cache
+            streamed = [one.request_body.response.body_mutation.streamed_response for one in answers[1:]]
+            assert b"".join(one.body for one in streamed) == (b"" if mode == messages.BUFFERED else CHAT)
+            assert not streamed or streamed[-1].end_of_stream
+        for subset in ([], "", ["127.0.0.1:1"], "other"):
+            refused = picked(channel, mode, subset)[-1].immediate_response
+            assert (refused.status.code, json.loads(refused.body)["error"]["code"]) == (503, "no_engine"), subset

@@ -62,7 +62,7 @@ def bootstrap(config: GatewayConfig) -> dict[str, Any]:
             mutations=[{"remove": ENDPOINT}],
         )],
         "http_filters": [_ext_proc(config), _named("envoy.filters.http.router", "filters.http.router.v3.Router")],
-        "route_config": {"virtual_hosts": [{"name": "clients", "domains": ["*"], "routes": _routes(envoy.failure)}]},
+        "route_config": {"virtual_hosts": [{"name": "clients", "domains": ["*"], "routes": _routes(config)}]},
     }  # fmt: skip
     listener = {
         "name": "clients",
@@ -104,12 +104,18 @@ def _ext_proc(config: GatewayConfig) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _routes(failure: str) -> list[dict[str, Any]]:
+def _routes(config: GatewayConfig) -> list[dict[str, Any]]:
     retry = {"retry_on": "reset,refused-stream", "num_retries": MAX_FALLBACKS}
     to_engine = {"cluster": _ENGINES, "timeout": "0s", "retry_policy": retry}
-    picked = {"match": {"prefix": "/", "headers": [{"name": ENDPOINT, "present_match": True}]}, "route": to_engine}
+    # Envoy has one limit of silence. It applies from the pick on: a hung engine, or a client that reads no more, must
+    # not hold its slot for ever, while a request that waits has no limit.
+    silence_s = max(config.resilience.first_byte_s, config.resilience.stall_s)
+    picked = {
+        "match": {"prefix": "/", "headers": [{"name": ENDPOINT, "present_match": True}]},
+        "route": {**to_engine, "idle_timeout": f"{silence_s:g}s"},
+    }
     other: dict[str, Any] = {"match": {"prefix": "/"}}
-    if failure == "open":
+    if config.envoy.failure == "open":
         other["route"] = to_engine
     else:
         other["direct_response"] = {"status": 503, "body": {"inline_string": msgspec.json.encode(_NO_PICKER).decode()}}

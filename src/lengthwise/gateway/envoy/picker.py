@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lengthwise.gateway.fleet import EngineWorker, Fleet
     from lengthwise.gateway.relay import Relay
     from lengthwise.gateway.scheduler_driver import SchedulerDriver
+    from lengthwise.gateway.scheduling import WorkerState
     from lengthwise.gateway.telemetry import Telemetry
 
 ENDPOINT, SERVED, SUBSET = (f"x-gateway-destination-endpoint{suffix}" for suffix in ("", "-served", "-subset"))
@@ -48,6 +49,7 @@ _PASSED = frozenset({
     b"host", b"content-length", b"transfer-encoding", b"x-forwarded-for", b"x-forwarded-proto", b"via", b"user-agent",
 })  # fmt: skip
 """Headers that reach engines beside those that the gateway sends."""
+_READ = frozenset({":status", "content-type", "retry-after"})  # headers of answers; Envoy's names are in small letters
 
 
 def _part(kind: str) -> bytes:
@@ -270,8 +272,11 @@ class ExtProcExchange(Exchange):
         self._stream.write(response)
 
     def _on_headers(self, request: PickedRequest, message: Any) -> None:
-        headers = {one.key.lower(): (one.raw_value.decode("latin-1") or one.value)
-                   for one in message.response_headers.headers.headers}  # fmt: skip
+        headers = {
+            name: one.raw_value.decode("latin-1") or one.value
+            for one in message.response_headers.headers.headers
+            if (name := one.key) in _READ
+        }
         status = headers.get(":status", "")
         details = _text(message.attributes, "envoy.filters.http.ext_proc", CODE_DETAILS)
         is_local = bool(details) and details != "via_upstream"
@@ -290,33 +295,49 @@ class ExtProcExchange(Exchange):
         """Return the answers to the pending parts of the request, with the endpoint in the first one."""
         response = messages.ProcessingResponse()
         is_duplex = not self._is_buffered
-        part = response.request_headers if is_duplex or not self._has_body else response.request_body
-        common, client_request = part.response, pick.request.client_request
-        common.clear_route_cache = True  # the route may depend on the endpoint
-        own = [(name.lower().encode(), value.encode()) for name, value in client_request.headers]
-        endpoints = ",".join(pick.endpoints)
-        headers = [(ENDPOINT.encode(), endpoints.encode()), *own]
+        kind = "request_headers" if is_duplex or not self._has_body else "request_body"
+        common, client_request = getattr(response, kind).response, pick.request.client_request
+        headers = [(name.lower().encode(), value.encode()) for name, value in client_request.headers]
         key = pick.request.worker.engine.api_key
         headers += [(b"authorization", b"Bearer " + key.encode())] if key else []
         if pick.body is not None and not is_duplex:
             common.body_mutation.body = pick.body
             headers.append((b"content-length", b"%d" % len(pick.body)))
         _set_headers(common.header_mutation, headers)
-        names = {name for name, _ in headers} | _PASSED
+        names = _PASSED.union([ENDPOINT.encode()], [name for name, _ in headers])
         if is_duplex and pick.body is not None:
-            names -= {b"content-length"}
-        dropped = [name.decode() for name, _ in self.received if name not in names and not _is_proxys(name)]
-        common.header_mutation.remove_headers.extend(dropped)
-        response.dynamic_metadata.update({ENDPOINT_NAMESPACE: {ENDPOINT: endpoints}})
+            names -= {b"content-length"}  # Envoy would state the old one
+        dropped = tuple([name for name, _ in self.received if name not in names and not _is_proxys(name)])
+        # Protobuf merges messages whose bytes follow each other, so that what most requests share is cached.
+        picked = _picked(kind, ",".join(pick.endpoints)) + _without(kind, dropped) + response.SerializeToString()
         if not (is_duplex and self._has_body):
-            return [response.SerializeToString()]
+            return [picked]
         body = b"".join(self._chunks) if pick.body is None else pick.body
         self._chunks.clear()
         starts = range(0, max(1, len(body)), _CHUNK_BYTES)
         has_trailers = self._pending == "request_trailers"
         parts = [(body[at : at + _CHUNK_BYTES], at == starts[-1] and not has_trailers) for at in starts]
         streamed = [_streamed("request_body", chunk, is_last) for chunk, is_last in parts]
-        return [response.SerializeToString(), *streamed, *([_PASS["request_trailers"]] if has_trailers else [])]
+        return [picked, *streamed, *([_PASS["request_trailers"]] if has_trailers else [])]
+
+
+@lru_cache(1024)
+def _picked(kind: str, endpoints: str) -> bytes:
+    """Return the answer to a part of a request that sends the request to the first of the endpoints that works."""
+    response = messages.ProcessingResponse()
+    common = getattr(response, kind).response
+    common.clear_route_cache = True  # the route may depend on the endpoint
+    _set_headers(common.header_mutation, [(ENDPOINT.encode(), endpoints.encode())])
+    response.dynamic_metadata.update({ENDPOINT_NAMESPACE: {ENDPOINT: endpoints}})
+    return bytes(response.SerializeToString())
+
+
+@lru_cache(128)
+def _without(kind: str, names: tuple[bytes, ...]) -> bytes:
+    """Return the answer to a part of a request that removes headers."""
+    response = messages.ProcessingResponse()
+    getattr(response, kind).response.header_mutation.remove_headers.extend([name.decode() for name in names])
+    return bytes(response.SerializeToString())
 
 
 def _is_proxys(name: bytes) -> bool:
@@ -361,7 +382,9 @@ class Picker:
 
     def __init__(self, app: App, relay: Relay, driver: SchedulerDriver, fleet: Fleet, telemetry: Telemetry) -> None:
         self._app, self._relay, self._driver, self._fleet, self._traced = app, relay, driver, fleet, telemetry.traced
-        self._addresses: dict[tuple[str, int], tuple[str, float]] = {}
+        self._endpoints: dict[str, tuple[str, float]] = {}  # by URL, with the time up to which they are valid
+        self._states: Sequence[WorkerState] | None = None
+        self._usable_by_model: dict[str, list[EngineWorker]] = {}  # as of these states
         self.port = 0
 
     async def __aenter__(self) -> Self:
@@ -437,9 +460,15 @@ class Picker:
         return [one for one in others if names is None or one.name in names][:MAX_FALLBACKS]
 
     def _usable(self, client_request: ClientRequest) -> list[EngineWorker]:
-        model = client_request.model
-        up = {one.name for one in self._fleet.states() if one.up and model in one.models}
-        return [worker for worker in self._fleet.workers() if worker.name in up]
+        """Return the workers that are up and serve the request's model, by name."""
+        if (states := self._fleet.states()) is not self._states:
+            self._states, by_name = states, {worker.name: worker for worker in self._fleet.workers()}
+            self._usable_by_model.clear()
+            for state in states:
+                if state.up and (worker := by_name.get(state.name)) is not None:
+                    for model in state.models:
+                        self._usable_by_model.setdefault(model, []).append(worker)
+        return self._usable_by_model.get(client_request.model, [])
 
     async def _workers_in(self, subset: frozenset[str], client_request: ClientRequest) -> frozenset[str]:
         endpoints = {one.name: await self._endpoint(one) for one in self._usable(client_request)}
@@ -456,12 +485,14 @@ class Picker:
 
         If that fails, the last address stays in use.
         """
-        parts = urlsplit(worker.url)
-        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        address, until_s = self._addresses.get((host, port), ("", 0.0))
+        endpoint, until_s = self._endpoints.get(worker.url, ("", 0.0))
         if time.monotonic() > until_s:
+            parts = urlsplit(worker.url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
             with contextlib.suppress(OSError):
-                found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                loop = asyncio.get_running_loop()
+                found = await loop.getaddrinfo(parts.hostname or "", port, type=socket.SOCK_STREAM)
                 address = str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
-            self._addresses[host, port] = address, time.monotonic() + _RESOLVED_S
-        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}" if address else ""
+                endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+            self._endpoints[worker.url] = endpoint, time.monotonic() + _RESOLVED_S
+        return endpoint
