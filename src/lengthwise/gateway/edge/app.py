@@ -93,6 +93,7 @@ class App:
         clock: Clock = monotonic,
         listener: Listener | None = None,
         tenants: Tenants | None = None,
+        prefix_secret: bytes | None = None,
     ) -> None:
         self._handler, self._models, self._ready, self._clock = handler, models, ready, clock
         self._entries = entries
@@ -103,7 +104,7 @@ class App:
         self.keys = Keys(config, clock, tenants=self._tenants)
         self.draining, self.in_flight = False, 0
         self.body_budget = asgi.BodyBudget(config.limits.body_budget_bytes)
-        self._prefix_hasher = PrefixHasher()
+        self._prefix_hasher = PrefixHasher(prefix_secret, self._tenants if prefix_secret else ())
         self.parser_thread = ThreadPoolExecutor(1, "lengthwise-bodies")
         self.configure(config)
 
