@@ -46,18 +46,18 @@ class World:
         self.leader, self.epoch, self.until_s, self.members, self.down_until_s = "", 0, -1.0, {}, -1.0
         self.order = Order(mode=mode, **order)
         self.gateways: dict[str, Scheduler] = {}
+        self.tenants: dict[str, Tenants] = {}
         settings = self.order, Admission(), Dispatch()
         self.is_shared = count > 0
         if not count:
             self.gateways["0"] = Scheduler(*settings)
         for number in range(count):
-            tenants = Tenants()
+            tenants = self.tenants[str(number)] = Tenants()
             for tenant in range(1, 5):  # each gateway meets tenants in an order of its own
                 tenants.number(f"tenant {(tenant + number) % 4 + 1}")
             self.gateways[str(number)] = SharedScheduler(
                 *settings, gateway=str(number), lease_s=LEASE_S, tenants=tenants
             )
-            self.tenants = tenants
             self.at(number * 0.001, self.beat, str(number))
         for scheduler in self.gateways.values():
             scheduler.update_workers(0.0, [worker(name, cap=cap) for name, cap in caps.items()])
@@ -88,7 +88,7 @@ class World:
             return
         tenant = job.tenant
         if tenant and self.is_shared:
-            tenant = scheduler._tenants.number(f"tenant {tenant}")
+            tenant = self.tenants[str(job.gateway)].number(f"tenant {tenant}")
         q = request(number, self.now_s, predicted=job.tokens, tenant=tenant, priority=job.priority)
         assert scheduler.offer(self.now_s, q) is None
 

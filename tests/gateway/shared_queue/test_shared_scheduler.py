@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gateways_world import LEASE_S, Job, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from gateways_world import LEASE_S, Job, World
 
 FAULTS = ("kill sender", "kill receiver", "lose", "outage")
 CAPS = {"a": 2, "b": 3}
@@ -66,5 +66,4 @@ def test_after_a_fault_the_queue_is_shared_again_within_leases(at, fault):
     running = [job for job in world.alive() if job.worker]
     (leader,) = [one for one in world.gateways.values() if one.leads]
     assert leader.statistics(world.now_s).shared_queue.gateways == len(world.gateways)
-    in_use = sum(len(one.active) for one in leader._leading.scheduler.worker_pool)
-    assert in_use == len(running), "the leader knows every slot in use, and no other"
+    assert leader.slots_in_use() == len(running), "the leader knows every slot in use, and no other"

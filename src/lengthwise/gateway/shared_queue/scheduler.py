@@ -287,6 +287,11 @@ class SharedScheduler(Scheduler):
         """Whether this gateway is the leader."""
         return self._leading is not None
 
+    def slots_in_use(self) -> int:
+        """Return how many requests are at engines, of all gateways if this one leads, otherwise its own."""
+        deciding = self if self._leading is None else self._leading.scheduler
+        return sum(len(one.active) for one in deciding.worker_pool)
+
     # Events of this gateway:
 
     def offer(self, now_s: float, request: Request) -> Refusal | None:  # noqa: D102 - as Scheduler
