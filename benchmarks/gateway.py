@@ -42,6 +42,7 @@ WAITING = 10_000
 FULL, QUICK = (2000, 6000, 1500, 1000, 100_000), (400, 1500, 300, 256, 5_000)
 """Requests one at a time, at once, back-to-back streams, paced streams, and for the growth of memory."""
 LEAN_ENGINE = ROOT / "tests" / "testing" / "lean_engine.py"
+PAIRED_QUEUES = ROOT / "tests" / "gateway" / "shared_queue" / "paired_queues.py"
 KEY = "sk-bench-0123456789"
 GATEWAY = """
 import json, sys
@@ -402,6 +403,17 @@ def rerank(_: Path, quick: bool) -> dict[str, Any]:
     times_s = cpu_seconds(lambda: scheduler.queue.rerank(next(now_s)), 20 if quick else 200)
     assert len({scheduler.position(i) for i in waiting}) == len(waiting) == WAITING
     return {"gateway.rerank_10k_ms": summary([1e3 * s for s in times_s]) | {"machine": machine()}}
+
+
+def shared_queue(_: Path, quick: bool) -> dict[str, Any]:
+    """Return mean JCT at 4 gateways with a shared queue over that at one, by load; latency and CPU of a request."""
+    span_s, seeds, of_load, rows = ("10", 2, {}, {}) if quick else ("60", 4, {}, {})
+    for load in ("0.9", "0.97"):
+        runs = [[str(PAIRED_QUEUES), "4", load, span_s, str(seed)] for seed in range(seeds)]
+        of_load[load] = [json.loads(subprocess.check_output([sys.executable, *run])) for run in runs]
+        rows[f"gateway.shared_queue_jct_ratio_{load[2:]}"] = summary([one["ratio"] for one in of_load[load]])
+    worst = max(rows.values(), key=lambda row: row["value"])
+    return rows | {"gateway.shared_queue_jct_ratio": worst | {"runs": of_load, "machine": machine()}}
 
 
 # Scale: the peak rate by the number of engines behind one gateway, emulated in real time

@@ -18,6 +18,7 @@ from lengthwise.gateway.background import on_thread
 from lengthwise.gateway.config import GatewayConfig, Phases, bind_socket, check_ports, router_policy
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.replanning import ReplannerFactory
+from lengthwise.gateway.request import PrefixHasher
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.telemetry import Row
 from lengthwise.schema.errors import EngineError, InputError, LengthwiseError, MissingExtraError
@@ -190,14 +191,14 @@ class Gateway:
             driver.listeners.add(tracker)
             self.telemetry.metrics.tracker = lambda: tracker.state
         await self.fleet.wait_checked(_FIRST_CHECK_S)
-        secret = await self._open_shared_queue()
         self.relay = Relay(driver, self.fleet, self.length_predictor, config)
         stack.push_async_callback(self.relay.aclose)
         state: Any = {"models": self.fleet.models, "entries": self.fleet.entries}
         state["ready"] = lambda: self.started and self.fleet.ready()
-        state |= {"tenants": tenants, "clock": clock, "prefix_secret": secret}
+        state |= {"tenants": tenants, "clock": clock}
         handler = self.telemetry.traced(self.relay.serve)
         self.app = App(config, handler, listener=driver.listeners, **state)
+        await self._open_shared_queue()
         if admin_listener is not None:
             app = self._admin = AdminApp(config, driver, self.fleet, self.length_predictor, self.telemetry, clock=clock)
             await stack.enter_async_context(app)
@@ -223,16 +224,19 @@ class Gateway:
         name = secrets.token_hex(8)
         return SharedScheduler(*settings, gateway=name, lease_s=shared.lease_s, tenants=self._tenants)
 
-    async def _open_shared_queue(self) -> bytes | None:
-        """Join the other gateways. Return the key that all of them use to hash prefixes, or None for an own queue."""
-        shared = self.config.shared_queue
+    async def _open_shared_queue(self) -> None:
+        """Join the other gateways, and let hashes of prefixes and limits of keys hold over all of them."""
+        shared, app = self.config.shared_queue, self.app
         if shared.url is None:
-            return None
+            return
         from lengthwise.gateway.shared_queue import SharedQueue
 
-        queue = SharedQueue(shared, cast("SharedScheduler", self.scheduler), self._clock, self.driver.wake)
+        scheduler = cast("SharedScheduler", self.scheduler)
+        scheduler.usage, scheduler.on_usage = app.pop_usage, app.add_usage
+        queue = SharedQueue(shared, scheduler, self._clock, self.driver.wake)
         await self._stack.enter_async_context(queue)
-        return bytes.fromhex(queue.secret)
+        app.prefix_hasher = PrefixHasher(bytes.fromhex(queue.secret), self._tenants)
+        app.configure(self.config)
 
     async def _open_accounts(self) -> Accounts | None:
         if self.config.tenants.store is None:

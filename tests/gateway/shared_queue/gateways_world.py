@@ -35,8 +35,8 @@ class Job:
 class World:
     """Runs jobs at ``count`` gateways, or with 0 at one ordinary scheduler, before engines with ``caps`` slots.
 
-    ``faults`` maps the number of a message to what happens at it: "kill sender", "kill receiver", "lose" or "outage" (the
-    store is down for two leases). ``dispatched`` are the decisions: time, job and worker.
+    ``faults`` maps the number of a message to what happens at it: "kill sender", "kill receiver", "lose" or "outage"
+    (the store is down for two leases). ``dispatched`` are the decisions: time, job and worker.
     """
 
     def __init__(self, count, jobs, caps, *, faults=None, delay_s=0.0, mode="srtf", **order):

@@ -41,7 +41,7 @@ async def agree(session, gateways, *, shared=True):
     raise AssertionError(found)
 
 
-def most_at_once(entries):
+def max_at_once(entries):
     """The largest number of requests that the engine served at once."""
     changes = [(entry.arrival_s, 1) for entry in entries] + [(entry.finished_s, -1) for entry in entries]
     return max(itertools.accumulate(step for _, step in sorted(changes)))
@@ -57,7 +57,7 @@ def test_requests_survive_kills_of_leader_and_store(tmp_path):
             gateways = list(await asyncio.gather(*(stack.enter_async_context(each) for each in started)))
             leader = await agree(session, gateways)
 
-            async def asked(among, count):
+            async def send(among, count):
                 tokens = [10 + 7 * number % 50 for number in range(count)]
                 ports = [one.port for one in itertools.islice(itertools.cycle(among), count)]
                 return await asyncio.gather(
@@ -65,26 +65,26 @@ def test_requests_survive_kills_of_leader_and_store(tmp_path):
                 )
 
             probes = len(one.log.entries)
-            assert all(each.complete for each in await asked(gateways, 30))
-            assert most_at_once(one.log.entries[probes:]) <= SLOTS, "the engine's limit holds over all gateways"
+            assert all(each.complete for each in await send(gateways, 16))
+            assert max_at_once(one.log.entries[probes:]) <= SLOTS, "the engine's limit holds over all gateways"
 
             others = [each for each in gateways if each is not leader]
-            running = asyncio.ensure_future(asked(others, 40))
-            lost = asyncio.ensure_future(asked([leader], 20))
+            running = asyncio.ensure_future(send(others, 24))
+            lost = asyncio.ensure_future(send([leader], 12))
             await asyncio.sleep(0.1)
             leader.signal(signal.SIGKILL)
             assert all(each.complete for each in await running), "requests of the others lose nothing"
             assert not all(each.complete for each in await lost), "the leader died with requests"
             assert await agree(session, others) in others
 
-            running = asyncio.ensure_future(asked(others, 40))
+            running = asyncio.ensure_future(send(others, 24))
             await asyncio.sleep(0.05)
             server.crash()
             assert all(each.complete for each in await running), "without the store each gateway has a local queue"
             await agree(session, others, shared=False)
             server.start()
             await agree(session, others)
-            assert all(each.complete for each in await asked(others, 12))
+            assert all(each.complete for each in await send(others, 8))
 
     try:
         run(work)

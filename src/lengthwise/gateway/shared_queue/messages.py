@@ -14,6 +14,7 @@ from lengthwise.gateway.request import Client, DispatchState, LengthPrediction, 
 Operation = tuple[Any, ...]  # name of a method without its prefix, and its arguments: plain JSON values
 MAX_BYTES = 7800  # of a message; PostgreSQL's NOTIFY carries up to 7,999
 _MAX_SESSION_CHARS = 64
+encode = msgspec.json.Encoder(enc_hook=lambda number: number.item()).encode  # a predictor may return NumPy's numbers
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
@@ -34,7 +35,7 @@ def envelopes(sender: str, epoch: int, session: int, number: int, operations: li
     """Return the envelopes of the operations, each of at most MAX_BYTES. Raises ValueError if one is too large."""
     groups, size = [list[msgspec.Raw]()], 0
     for operation in operations:
-        encoded = msgspec.json.encode(operation)
+        encoded = encode(operation)
         if len(encoded) > MAX_BYTES - 200:
             raise ValueError(f"an operation of {len(encoded)} bytes")
         if groups[-1] and size + len(encoded) > MAX_BYTES - 200:

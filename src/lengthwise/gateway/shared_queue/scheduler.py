@@ -33,7 +33,7 @@ class _Member:
 
     gateway: str
     session: int
-    heard_s: float
+    last_message_s: float
     received: int = 0  # envelopes
     sent: int = 0  # envelopes
     is_complete: bool = False  # whether all its requests are known
@@ -76,14 +76,14 @@ class Leader:
                 self._greetings.append((envelope.sender, envelope.session, ("rejoin",)))
             return
         member.received += 1
-        member.heard_s = now_s
+        member.last_message_s = now_s
         for operation in operations:
             self.apply(now_s, member, operation)
 
     def join_self(self, now_s: float) -> _Member:
         """Return the member that is the leader's own gateway, which calls ``apply`` without envelopes."""
         member = self._join(now_s, self._gateway, 0)
-        member.heard_s = math.inf
+        member.last_message_s = math.inf
         return member
 
     def apply(self, now_s: float, member: _Member, operation: Sequence[Any]) -> None:
@@ -112,7 +112,7 @@ class Leader:
 
     def beat(self, now_s: float, gateways: Collection[str]) -> None:
         """Greet gateways that have not joined, send the current numbers to the others, and remove silent ones."""
-        for member in [one for one in self._members.values() if one.heard_s + self._lease_s <= now_s]:
+        for member in [one for one in self._members.values() if one.last_message_s + self._lease_s <= now_s]:
             _log.warning("the gateway %s is silent; its %d requests are removed", member.gateway, len(member.ids))
             self._forget(now_s, member)
         for gateway in gateways:
@@ -153,14 +153,20 @@ class Leader:
     def _join(self, now_s: float, gateway: str, session: int) -> _Member:
         if (before := self._members.get(gateway)) is not None:
             self._forget(now_s, before)
+        self._reset_usage(gateway)
         member = self._members[gateway] = _Member(gateway, session, now_s)
         return member
 
     def _forget(self, now_s: float, member: _Member) -> None:
         del self._members[member.gateway]
+        self._reset_usage(member.gateway)
         for one in member.ids.values():
             del self._owners[one]
             self.scheduler.remove(now_s, one, client_gone=True)
+
+    def _reset_usage(self, gateway: str) -> None:
+        for member in self._members.values():
+            member.operations.append(("used", gateway, None))
 
     def _broadcast(self, members: Collection[_Member], operations: list[Operation], service: dict[int, float]) -> None:
         charges = [(self._tenants[number], tokens) for number, tokens in service.items()]
@@ -183,6 +189,11 @@ class Leader:
 
     def _on_beat(self, now_s: float, member: _Member) -> None:
         """A gateway is alive."""
+
+    def _on_used(self, now_s: float, member: _Member, usage: list[Any]) -> None:  # noqa: ARG002
+        for other in self._members.values():
+            if other is not member:
+                other.operations.append(("used", member.gateway, usage))
 
     def _on_leave(self, now_s: float, member: _Member) -> None:
         self._awaited.discard(member.gateway)
@@ -249,16 +260,17 @@ class Leader:
             self.scheduler.remove(now_s, one, client_gone=client_gone)
 
 
-def _chunks(name: str, items: list[tuple[str, Any]]) -> list[Operation]:
+def _chunks(name: str, items: list[Any]) -> list[Operation]:
     return [(name, items[at : at + _CHUNK]) for at in range(0, len(items), _CHUNK)]
 
 
 class SharedScheduler(Scheduler):
     """The scheduler of a gateway that shares its queue with others.
 
-    While it is ``shared``, it carries out the decisions of a leader, which is told every event, and its own queues,
+    While it is ``shared``, it carries out the decisions of a leader, which receives every event, and its own queues,
     workers and counters record what it has carried out. Otherwise, without a leader, it decides itself, on its share of
-    the slots of each engine. ``on_outgoing`` is called when ``outgoing`` has messages to send at once.
+    the slots of each engine. ``on_outgoing`` is called when ``outgoing`` has messages to send at once. Usage of keys
+    goes from ``usage`` of each gateway to ``on_usage`` of all others.
     """
 
     def __init__(
@@ -267,11 +279,13 @@ class SharedScheduler(Scheduler):
         super().__init__(order, admission, dispatch)
         self.gateway, self.lease_s, self._tenants, self._dispatch = gateway, lease_s, tenants, dispatch
         self.on_outgoing: Callable[[], None] = lambda: None
+        self.usage: Callable[[], list[Any]] = list  # what keys have used since the last call
+        self.on_usage: Callable[[str, list[Any] | None], None] = lambda *_: None
         self.shared, self.leader, self.epoch = False, "", 0
         self.gateways: tuple[str, ...] = (gateway,)  # those that are alive, in order of their names
         self._leading: Leader | None = None
         self._self: _Member | None = None
-        self._lease_until_s = self._heard_s = -math.inf
+        self._lease_until_s = self._last_message_s = -math.inf
         self._session = self._sent = self._received = 0
         self._operations: list[Operation] = []
         self._progress: dict[int, None] = {}
@@ -366,7 +380,7 @@ class SharedScheduler(Scheduler):
         """Return the leader's decisions about requests of this gateway, or without a leader its own."""
         if self._leading is not None and now_s >= self._lease_until_s:
             self.leave(now_s, "its lease has ended")
-        elif self.shared and not self.leads and now_s >= self._heard_s + self.lease_s:
+        elif self.shared and not self.leads and now_s >= self._last_message_s + self.lease_s:
             self.leave(now_s, f"the leader {self.leader} is silent")
         if not self.shared:
             return super().schedule(now_s)
@@ -404,7 +418,9 @@ class SharedScheduler(Scheduler):
 
     def _take(self, operations: Sequence[Sequence[Any]]) -> None:
         for operation in operations:
-            if operation[0] in ("overall", "limits", "service"):
+            if operation[0] == "used":
+                self.on_usage(operation[1], operation[2])
+            elif operation[0] in ("overall", "limits", "service"):
                 self._learn(operation)
             else:
                 self._inbox.append(operation)
@@ -428,7 +444,7 @@ class SharedScheduler(Scheduler):
             return now_s
         if self._leading is not None:
             return min(self._leading.next_s(now_s), self._lease_until_s)
-        return self._heard_s + self.lease_s
+        return self._last_message_s + self.lease_s
 
     # Messages and leases:
 
@@ -455,7 +471,7 @@ class SharedScheduler(Scheduler):
             return
         if self.shared and envelope.session != self._session:
             return
-        self._heard_s = now_s
+        self._last_message_s = now_s
         if not self.shared or envelope.number != self._received:  # the gateway was local, or a message is missing
             self._join(now_s)
             return
@@ -490,6 +506,9 @@ class SharedScheduler(Scheduler):
             self.on_outgoing()
         elif self.shared:
             self._post(now_s, "beat")
+        if self.shared:
+            for operation in _chunks("used", self.usage()):
+                self._post(now_s, *operation)
 
     def leave(self, now_s: float, reason: str) -> None:
         """Go on with a local queue, on this gateway's share of the slots."""
@@ -503,6 +522,8 @@ class SharedScheduler(Scheduler):
         self._known.clear()
         for pending in (self._inbox, self._operations, self._progress):
             pending.clear()
+        for gateway in self.gateways:
+            self.on_usage(gateway, None)
         self.service.served |= self._shared_service.served
         self.service.level = self._shared_service.level
         super().update_workers(now_s, self._own_share(self._states))
@@ -527,7 +548,7 @@ class SharedScheduler(Scheduler):
     def _join(self, now_s: float) -> None:
         if not self.shared:
             _log.info("the queue is shared; the gateway %s leads, epoch %d", self.leader, self.epoch)
-        self.shared, self._heard_s = True, now_s
+        self.shared, self._last_message_s = True, now_s
         self._session, self._sent, self._received = self._session + 1, 0, 0
         for pending in (self._inbox, self._operations, self._progress):
             pending.clear()
@@ -556,7 +577,7 @@ class SharedScheduler(Scheduler):
     def _fields(self, now_s: float, request: Request) -> dict[str, Any] | None:
         """Return what the leader must know about a request, or None if that does not fit into a message."""
         fields = messages.request_fields(now_s, request, self._tenants[request.client.tenant])
-        fits = self.leads or len(msgspec.json.encode(fields)) <= messages.MAX_BYTES - 500
+        fits = self.leads or len(messages.encode(fields)) <= messages.MAX_BYTES - 500
         return fields if fits else None
 
     def _post(self, now_s: float, *operation: Any) -> None:
@@ -573,6 +594,6 @@ class SharedScheduler(Scheduler):
         shares = []
         for state in states:
             limit = self._limits.get(state.name) or state.concurrency
-            mine = None if limit is None else max(1, (limit + (place + numbers[state.name]) % count) // count)
-            shares.append(replace(state, concurrency=mine))
+            own = None if limit is None else max(1, (limit + (place + numbers[state.name]) % count) // count)
+            shares.append(replace(state, concurrency=own))
         return shares
