@@ -543,7 +543,7 @@ class SharedScheduler(Scheduler):
         self._leading = Leader(scheduler, self.gateway, epoch, now_s, self.lease_s, set(self.gateways), self._tenants)
         self._self = self._leading.join_self(now_s)
         self._introduce(now_s)
-        _log.info("the queue is shared; this gateway leads %d gateways, epoch %d", len(self.gateways), epoch)
+        _log.info("the queue is shared; this gateway leads, epoch %d; gateways: %d", epoch, len(self.gateways))
 
     def _join(self, now_s: float) -> None:
         if not self.shared:
