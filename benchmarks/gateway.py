@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from _harness import ROOT, cpu_seconds, group_use, machine, posted, python_loop, summary
+from _harness import ROOT, cpu_seconds, group_use, grouped, machine, posted, python_loop, summary
 from _sections import Sections
 
 from lengthwise.backend.process import free_port
@@ -42,7 +42,6 @@ WAITING = 10_000
 FULL, QUICK = (2000, 6000, 1500, 1000, 100_000), (400, 1500, 300, 256, 5_000)
 """Requests one at a time, at once, back-to-back streams, paced streams, and for the growth of memory."""
 LEAN_ENGINE = ROOT / "tests" / "testing" / "lean_engine.py"
-PAIRED_QUEUES = ROOT / "tests" / "gateway" / "shared_queue" / "paired_queues.py"
 KEY = "sk-bench-0123456789"
 GATEWAY = """
 import json, sys
@@ -348,7 +347,6 @@ def _memory_growth(process: Process, count: int) -> dict[str, Any]:
     return {"value": rss_after_mib(count) - first_mib, "unit": "MiB", "requests": count}
 
 
-# The endpoint picker
 def picker(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU microseconds from the messages of a request to its engine and its end, without gRPC's transport."""
     from lengthwise.gateway.envoy.picker import messages, serialized
@@ -382,7 +380,6 @@ def picker(_: Path, quick: bool) -> dict[str, Any]:
         return {"gateway.picker_decision_us": summary(asyncio.run(run(printed["url"]))) | {"machine": machine()}}
 
 
-# Reordering
 def rerank(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU milliseconds to reorder 10,000 waiting requests."""
     from lengthwise.gateway.core import Scheduler
@@ -406,14 +403,12 @@ def rerank(_: Path, quick: bool) -> dict[str, Any]:
 
 
 def shared_queue(_: Path, quick: bool) -> dict[str, Any]:
-    """Return mean JCT at 4 gateways with a shared queue over that at one, by load; latency and CPU of a request."""
-    span_s, seeds, of_load, rows = ("10", 2, {}, {}) if quick else ("60", 4, {}, {})
-    for load in ("0.9", "0.97"):
-        runs = [[str(PAIRED_QUEUES), "4", load, span_s, str(seed)] for seed in range(seeds)]
-        of_load[load] = [json.loads(subprocess.check_output([sys.executable, *run])) for run in runs]
-        rows[f"gateway.shared_queue_jct_ratio_{load[2:]}"] = summary([one["ratio"] for one in of_load[load]])
-    worst = max(rows.values(), key=lambda row: row["value"])
-    return rows | {"gateway.shared_queue_jct_ratio": worst | {"runs": of_load, "machine": machine()}}
+    """Return mean JCT at 4 gateways with a shared queue over that at one at the worse of two loads, and all runs."""
+    command = [sys.executable, str(ROOT / "tests/gateway/shared_queue/paired_queues.py"), "4", "10" if quick else "60"]
+    runs = [json.loads(line) for line in subprocess.check_output([*command, "0.9", "0.97"]).splitlines()]
+    by_load = grouped(runs, lambda one: one["load"]).values()
+    worst = max((summary([one["ratio"] for one in of]) for of in by_load), key=lambda row: row["value"])
+    return {"gateway.shared_queue_jct_ratio": worst | {"runs": runs, "machine": machine()}}
 
 
 # Scale: the peak rate by the number of engines behind one gateway, emulated in real time
