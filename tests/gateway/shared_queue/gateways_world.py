@@ -35,8 +35,10 @@ class Job:
 class World:
     """Runs jobs at ``count`` gateways, or with 0 at one ordinary scheduler, before engines with ``caps`` slots.
 
-    ``faults`` maps the number of a message to what happens at it: "kill sender", "kill receiver", "lose" or "outage"
-    (the store is down for two leases). ``dispatched`` are the decisions: time, job and worker.
+    ``faults`` maps the number of a message to what happens at it: "kill sender", "kill receiver", "lose",
+    "outage" (the store is down for two leases) or "partition" (all messages from and to its sender come two leases
+    late). ``dispatched`` are the decisions: time, job and worker; ``over_limit`` counts a
+    leader's decisions beyond the slots of an engine.
     """
 
     def __init__(self, count, jobs, caps, *, faults=None, delay_s=0.0, mode="srtf", **order):
@@ -44,6 +46,7 @@ class World:
         self.now_s, self.events, self.number, self.timers = 0.0, [], itertools.count(), set()
         self.dispatched, self.sent, self.over_limit = [], 0, 0
         self.leader, self.epoch, self.until_s, self.members, self.down_until_s = "", 0, -1.0, {}, -1.0
+        self.late_until_s: dict[str, float] = {}
         self.order = Order(mode=mode, **order)
         self.gateways: dict[str, Scheduler] = {}
         self.tenants: dict[str, Tenants] = {}
@@ -114,6 +117,8 @@ class World:
         if scheduler is None:
             return
         self.at(self.now_s + LEASE_S / 4, self.beat, name)
+        if self.now_s < self.late_until_s.get(name, -1.0):
+            return
         if self.now_s < self.down_until_s:
             scheduler.leave(self.now_s, "the store is lost")
             return
@@ -167,7 +172,8 @@ class World:
             self.plan(number)
         running = Counter(job.worker for job in self.jobs if job.worker)
         for name in {name for _, name in decisions.assign}:
-            self.over_limit += running[name] > self.caps[name]
+            # Without a leader, gateways know only their own requests.
+            self.over_limit += running[name] > self.caps[name] and getattr(scheduler, "shared", True)
 
     def send(self, name, scheduler):
         outgoing = scheduler.outgoing()
@@ -176,16 +182,19 @@ class World:
             self.sent += 1
             if fault == "outage":
                 self.down_until_s = self.now_s + 2 * LEASE_S
+            if fault == "partition":
+                self.late_until_s[name] = self.now_s + 2 * LEASE_S
             if fault == "kill sender":
                 self.kill(name)
             if fault == "kill receiver":
                 self.kill(to)
             if name not in self.gateways:
                 return True
-            if fault or self.now_s < self.down_until_s:
+            if fault not in ("", "partition") or self.now_s < self.down_until_s:
                 continue
-            if self.delay_s:
-                self.at(self.now_s + self.delay_s, self.deliver, to, message)
+            late_s = max(self.late_until_s.get(one, 0.0) - self.now_s for one in (name, to))
+            if self.delay_s or late_s > 0:
+                self.at(self.now_s + max(self.delay_s, late_s), self.deliver, to, message)
             else:
                 self.deliver(to, message)
         return bool(outgoing)

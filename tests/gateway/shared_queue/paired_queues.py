@@ -4,7 +4,7 @@ Every gateway has the driver of ``lengthwise serve`` and its own connections to 
 starts. An engine is a timer per request: SLOTS requests run at once, and service times are log-normal (sigma 1) and
 known in advance. Both sides run in one process on one event loop, so that whatever delays the one delays the other.
 
-    python paired_queues.py GATEWAYS LOAD SECONDS SEED
+    python paired_queues.py GATEWAYS SECONDS LOAD...
 """
 
 from __future__ import annotations
@@ -109,8 +109,9 @@ if __name__ == "__main__":
     server = Server(programs(), None)
     try:
         place = server.place("public").replace("&schema=public", "")
-        gateways, load, span_s, seed = sys.argv[1:]
-        found = asyncio.run(run(int(gateways), float(load), float(span_s), int(seed), place))
-        print(json.dumps(found), flush=True)
+        gateways, span_s, *loads = sys.argv[1:]
+        for load in loads:
+            for seed in range(3):
+                print(json.dumps(asyncio.run(run(int(gateways), float(load), float(span_s), seed, place))), flush=True)
     finally:
         server.stop()
