@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import uvloop
-from _harness import ROOT, cpu_seconds, group_use, machine, posted, python_loop, summary, toml
+from _harness import ROOT, cpu_seconds, group_use, grouped, machine, posted, python_loop, summary, toml
 from _sections import Sections
 
 from lengthwise.backend.process import free_port
@@ -340,7 +340,6 @@ def _memory_growth(process: Process, count: int) -> dict[str, Any]:
     return {"value": rss_mib[1] - rss_mib[0], "unit": "MiB", "requests": count}
 
 
-# The endpoint picker
 def picker(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU microseconds from the messages of a request to its engine and its end, without gRPC's transport."""
     from lengthwise import predict
@@ -372,7 +371,6 @@ def picker(_: Path, quick: bool) -> dict[str, Any]:
         return {"gateway.picker_decision_us": uvloop.run(run(printed["url"])) | {"machine": machine()}}
 
 
-# Reordering
 def rerank(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU milliseconds to reorder 10,000 waiting requests."""
     from lengthwise.gateway.core import Scheduler
@@ -393,6 +391,15 @@ def rerank(_: Path, quick: bool) -> dict[str, Any]:
     times_s = cpu_seconds(lambda: scheduler.queue.rerank(next(now_s)), 20 if quick else 200)
     assert len({scheduler.position(i) for i in waiting}) == len(waiting) == WAITING
     return {"gateway.rerank_10k_ms": summary([1e3 * s for s in times_s]) | {"machine": machine()}}
+
+
+def shared_queue(_: Path, quick: bool) -> dict[str, Any]:
+    """Return mean JCT at 4 gateways with a shared queue over that at one at the worse of two loads, and all runs."""
+    command = [sys.executable, str(ROOT / "tests/gateway/shared_queue/paired_queues.py"), "4", "10" if quick else "60"]
+    runs = [json.loads(line) for line in subprocess.check_output([*command, "0.9", "0.97"]).splitlines()]
+    by_load = grouped(runs, lambda one: one["load"]).values()
+    worst = max((summary([one["ratio"] for one in of]) for of in by_load), key=lambda row: row["value"])
+    return {"gateway.shared_queue_jct_ratio": worst | {"runs": runs, "machine": machine()}}
 
 
 # Scale: the peak rate by the number of engines behind one gateway, emulated in real time

@@ -83,6 +83,7 @@ GATEWAY_TABLES = {
     "prediction": (gateway_sections.PredictionSection, (gateway_config.PredictionConfig,)),
     "[keys]": (gateway_sections.KeySection, (gateway_config.Key,)),
     "tenants": (gateway_sections.TenantsSection, (gateway_config.TenantsConfig,)),
+    "shared_queue": (gateway_sections.SharedQueueSection, (gateway_config.SharedQueueConfig,)),
     "oidc": (gateway_sections.OidcSection, (gateway_config.Oidc,)),
     "external_auth": (gateway_sections.ExternalAuthSection, (gateway_config.ExternalAuth,)),
     "[slo_classes]": (gateway_sections.SloClassSection, (gateway_config.SloClass,)),

@@ -44,7 +44,7 @@ LANES = ROOT / ".lane-seconds"
 SECONDS = {"run": 2_700, "test": 360}
 OPTIONS_OR_COLUMNS = re.compile(r"/cli/|/policy/|/engine/_?kernel|kernel\.py$")
 """Modules whose functions may have more than 8 parameters: one for each option of a command, or compiled columns."""
-KEYS_OR_COLUMNS = re.compile(r"/config/|/engine/kernel_runner")
+KEYS_OR_COLUMNS = re.compile(r"/config[/.]|/engine/kernel_runner")
 """Modules whose records may have more than 15 fields: one for each key of a file's table, or compiled columns."""
 
 

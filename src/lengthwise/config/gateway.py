@@ -274,6 +274,15 @@ class EnvoySection(Section):
     picker_timeout_s: Annotated[_Above, Field(le=3600)] = _ENVOY.picker_timeout_s  # Envoy's limit
 
 
+class SharedQueueSection(Section):
+    """One queue over several gateways. The file names the variable of a database's URL, never its password."""
+
+    url: Text | None = None
+    url_env: Text | None = None
+    name: Text = _DEFAULTS.shared_queue.name
+    lease_s: Annotated[Seconds, Field(ge=0.1)] = _DEFAULTS.shared_queue.lease_s
+
+
 class GatewayFile(Section):
     """The complete file of a gateway."""
 
@@ -292,6 +301,7 @@ class GatewayFile(Section):
     limits: LimitsSection = LimitsSection()
     resilience: ResilienceSection = ResilienceSection()
     envoy: EnvoySection = EnvoySection()
+    shared_queue: SharedQueueSection = SharedQueueSection()
 
 
 @dataclass(frozen=True)
@@ -432,6 +442,7 @@ class _Builder:
             "listen": self._listen(file.listen),
             "dispatch": self._dispatch(file.dispatch),
             "envoy": self._envoy(file.envoy),
+            "shared_queue": self._shared_queue(file.shared_queue),
         }
         defaults: dict[str, Any] = {"admission": _ADMISSION, "limits": _LIMITS, "resilience": _RESILIENCE}
         for name, default in defaults.items():
@@ -589,6 +600,19 @@ class _Builder:
                     raise WrongKeyError("progress", f"must be an existing folder; it is {given['progress']}")
             return gateway_config.TenantsConfig(**given, reserve=section.reserve, refresh_s=section.refresh_s)
         return gateway_config.TenantsConfig()
+
+    def _shared_queue(self, section: SharedQueueSection) -> gateway_config.SharedQueueConfig:
+        with self.problems.at("shared_queue"):
+            if section.url is not None and section.url_env is not None:
+                raise WrongKeyError("url_env", "means the same as url; keep one of them")
+            if section.url is not None and urlsplit(section.url).password is not None:
+                raise WrongKeyError("url", "must have no password; name a variable with the URL: url_env")
+            name = "url" if section.url_env is None else "url_env"
+            url = section.url if section.url_env is None else _variable("url_env", section.url_env, "URL")
+            if url is not None and not url.startswith(("postgresql://", "postgres://")):
+                raise WrongKeyError(name, "must be the URL of a PostgreSQL database: postgresql://HOST/DATABASE")
+            return gateway_config.SharedQueueConfig(url, section.name, section.lease_s)
+        return gateway_config.SharedQueueConfig()
 
     def _keys(self, sections: Sequence[KeySection]) -> tuple[Key, ...]:
         by_digest: dict[str, Key] = {}

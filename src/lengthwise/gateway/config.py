@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lengthwise.gateway.request import SloClass
+from lengthwise.gateway.scheduling import PASSTHROUGH_MODES
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -402,6 +403,19 @@ class Listen:
     trace: str | None = None  # address of an OpenTelemetry collector
 
 
+@dataclass(frozen=True)
+class SharedQueueConfig:
+    """The store through which several gateways share one queue."""
+
+    url: str | None = field(default=None, repr=False)  # URL of a PostgreSQL database; None: this gateway's own queue
+    name: str = "default"  # gateways that name the same queue in the same database share it
+    # time after which a silent gateway counts as lost: its slots return, and another gateway leads
+    lease_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 0.1, "lease_s")
+
+
 FAILURES = ("closed", "open")
 
 
@@ -442,6 +456,7 @@ class GatewayConfig:
     resilience: ResilienceConfig = ResilienceConfig()
     listen: Listen = Listen()
     envoy: Envoy = Envoy()
+    shared_queue: SharedQueueConfig = SharedQueueConfig()
 
     def __post_init__(self) -> None:
         if not (self.engines or self.discovery.dns or self.discovery.endpoint_slices):
@@ -450,6 +465,11 @@ class GatewayConfig:
             raise InputError(
                 "mode rra must have [dispatch.phases] with prefill_batch and decode_steps: `lengthwise schedule` "
                 "chooses them"
+            )
+        if self.shared_queue.url is not None and self.order.mode in (*PASSTHROUGH_MODES, "rra"):
+            raise InputError(
+                f"shared_queue must have a mode whose requests wait in the gateway; it is {self.order.mode}. Use "
+                "fcfs, srtf, isrtf, windowed or bins, or leave [shared_queue] out"
             )
         if self.external_auth is not None and (self.keys or self.oidc):
             raise InputError("external_auth decides about all requests: leave out [[keys]] and [oidc]")

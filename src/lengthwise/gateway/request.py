@@ -45,17 +45,19 @@ NO_PREFIX = PromptPrefix()
 class PrefixHasher:
     """Hashes prefixes of prompts to 64 bits by keyed BLAKE2b.
 
-    ``secret`` is the key, up to 64 bytes (None: random). Clients that do not know it cannot forge equal hashes.
+    ``secret`` is the key, up to 64 bytes (None: random). Clients that do not know it cannot forge equal hashes. With
+    ``tenants``, their names by number, gateways with one secret hash equal prompts of a tenant to equal hashes.
     """
 
-    def __init__(self, secret: bytes | None = None) -> None:
+    def __init__(self, secret: bytes | None = None, tenants: Sequence[str] = ()) -> None:
+        self._tenants = tenants
         self._keyed = blake2b(digest_size=8, key=os.urandom(32) if secret is None else secret)
 
     def of_text(self, text: str, tokens: int, *, model: str, tenant: int = 0) -> PromptPrefix:
         """Return the hashes of a text that has ``tokens`` tokens. They differ between models and between tenants."""
         if len(text) < BLOCK_CHARS:
             return NO_PREFIX
-        keys = self._chain(("text", model, tenant), text, BLOCK_CHARS)
+        keys = self._chain(("text", model, self._name(tenant)), text, BLOCK_CHARS)
         return PromptPrefix(keys, tokens * BLOCK_CHARS / len(text))
 
     def of_ids(self, ids: Sequence[int], *, model: str, tenant: int = 0) -> PromptPrefix:
@@ -67,7 +69,10 @@ class PrefixHasher:
             kind, packed = "ids", array("I", ids)
         except OverflowError:  # no engine has ids beyond 32 bits, but a client may send them
             kind, packed = "wide ids", array("Q", [one & (1 << 64) - 1 for one in ids])
-        return PromptPrefix(self._chain((kind, model, tenant), packed, BLOCK_IDS), float(BLOCK_IDS))
+        return PromptPrefix(self._chain((kind, model, self._name(tenant)), packed, BLOCK_IDS), float(BLOCK_IDS))
+
+    def _name(self, tenant: int) -> str | int:
+        return self._tenants[tenant] if tenant < len(self._tenants) else tenant
 
     def _chain(self, context: tuple[str | int, ...], prompt: str | array[int], block: int) -> tuple[int, ...]:
         digest = self._keyed.copy()

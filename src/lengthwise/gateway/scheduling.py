@@ -92,6 +92,18 @@ class WorkerStatistics:
 
 
 @dataclass(frozen=True)
+class SharedState:
+    """Whether the queue is shared with other gateways now, and which gateway leads."""
+
+    shared: bool  # False: no leader, so that this gateway orders its own requests
+    leads: bool  # whether this gateway schedules the requests of all
+    gateway: str  # name of this gateway
+    leader: str  # name of the gateway that leads, "" if none does
+    gateways: int  # gateways that are alive, with this one
+    epoch: int  # number of the leader
+
+
+@dataclass(frozen=True)
 class Statistics:
     """Current numbers of the scheduler, for metrics, autoscaling and the admin page."""
 
@@ -106,3 +118,4 @@ class Statistics:
     preemptions: int  # since the start
     workers: tuple[WorkerStatistics, ...] = ()
     router: str = ""  # name of the router
+    shared_queue: SharedState | None = None  # None: no shared queue is configured

@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import secrets
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from lengthwise.gateway.background import on_thread
 from lengthwise.gateway.config import GatewayConfig, Phases, bind_socket, check_ports, router_policy
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.replanning import ReplannerFactory
+from lengthwise.gateway.request import PrefixHasher
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.telemetry import Row
 from lengthwise.schema.errors import EngineError, InputError, LengthwiseError, MissingExtraError
@@ -25,15 +27,17 @@ if TYPE_CHECKING:
     import uvicorn
 
     from lengthwise.gateway.admin import AdminApp
+    from lengthwise.gateway.core import Scheduler
     from lengthwise.gateway.envoy import Picker
     from lengthwise.gateway.replanning import PlanTracker
+    from lengthwise.gateway.shared_queue import SharedScheduler
     from lengthwise.gateway.tenants.accounts import Accounts
     from lengthwise.gateway.tenants.records import TenantSettings
 
 _log = logging.getLogger("lengthwise.gateway")
 _POLL_INTERVAL_S = 0.01
 _FIRST_CHECK_S = 2.0  # time for engines to report their properties at the start; slower ones are added later
-_FIXED_SECTIONS = ("listen", "prediction", "envoy", "tenants", "oidc", "external_auth")
+_FIXED_SECTIONS = ("listen", "prediction", "envoy", "tenants", "oidc", "external_auth", "shared_queue")
 _SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
 
@@ -162,7 +166,6 @@ class Gateway:
 
     async def _start(self) -> None:
         from lengthwise.gateway.admin import AdminApp
-        from lengthwise.gateway.core import Scheduler
         from lengthwise.gateway.edge import App, Tenants
         from lengthwise.gateway.fleet import Fleet
         from lengthwise.gateway.length_prediction import LengthPredictor
@@ -176,9 +179,9 @@ class Gateway:
         admin_listener = None
         if listen.admin_port is not None:
             admin_listener = stack.enter_context(bind_socket(listen.admin_host, listen.admin_port, "admin port"))
-        self.scheduler = Scheduler(config.order, config.admission, config.dispatch)
-        driver = self.driver = SchedulerDriver(self.scheduler, clock, self._listeners)
         tenants = self._tenants = Tenants()
+        self.scheduler = self._new_scheduler()
+        driver = self.driver = SchedulerDriver(self.scheduler, clock, self._listeners)
         accounts = await self._open_accounts()
         self.telemetry = Telemetry(config, clock, statistics=driver.statistics, tenants=tenants)
         make_predictor = self._make_predictor or LengthPredictor
@@ -203,6 +206,7 @@ class Gateway:
         state |= {"tenants": tenants, "clock": clock}
         handler = self.telemetry.traced(self.relay.serve)
         self.app = App(config, handler, listener=driver.listeners, **state)
+        await self._open_shared_queue()
         if admin_listener is not None:
             app = self._admin = AdminApp(config, driver, self.fleet, self.length_predictor, self.telemetry, clock=clock)
             await stack.enter_async_context(app)
@@ -215,6 +219,32 @@ class Gateway:
         # fails, as a signal still stops the gateway at once.
         self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
         self.started = True
+
+    def _new_scheduler(self) -> Scheduler:
+        from lengthwise.gateway.core import Scheduler
+
+        config, shared = self.config, self.config.shared_queue
+        settings = config.order, config.admission, config.dispatch
+        if shared.url is None:
+            return Scheduler(*settings)
+        from lengthwise.gateway.shared_queue import SharedScheduler
+
+        name = secrets.token_hex(8)
+        return SharedScheduler(*settings, gateway=name, lease_s=shared.lease_s, tenants=self._tenants)
+
+    async def _open_shared_queue(self) -> None:
+        """Join the other gateways, and let hashes of prefixes and limits of keys hold over all of them."""
+        shared, app = self.config.shared_queue, self.app
+        if shared.url is None:
+            return
+        from lengthwise.gateway.shared_queue import SharedQueue
+
+        scheduler = cast("SharedScheduler", self.scheduler)
+        scheduler.usage, scheduler.on_usage = app.pop_usage, app.add_usage
+        queue = SharedQueue(shared, scheduler, self._clock, self.driver.wake)
+        await self._stack.enter_async_context(queue)
+        app.prefix_hasher = PrefixHasher(bytes.fromhex(queue.secret), self._tenants)
+        app.configure(self.config)
 
     async def _open_accounts(self) -> Accounts | None:
         if self.config.tenants.store is None:

@@ -25,13 +25,14 @@ if told["files"]:
     import resource
     resource.setrlimit(resource.RLIMIT_NOFILE, (told["files"], told["files"]))
 from lengthwise.gateway.config import (
-    Engine, PredictionConfig, GatewayConfig, Listen, ResilienceConfig, TenantsConfig,
+    Engine, PredictionConfig, GatewayConfig, Listen, ResilienceConfig, SharedQueueConfig, TenantsConfig,
 )
 from lengthwise.gateway.serve import serve
 config = GatewayConfig(
     engines=tuple(Engine(url, concurrency=told["concurrency"]) for url in told["engines"]),
     prediction=PredictionConfig(predictor="none"),
-    listen=Listen(port=told["port"], admin_port=0 if told["tenants"] else None),
+    listen=Listen(port=told["port"], admin_port=0 if told["tenants"] or told["shared_queue"] else None),
+    shared_queue=SharedQueueConfig(**told["shared_queue"]),
     resilience=ResilienceConfig(**told["resilience"]),
     tenants=TenantsConfig(**told["tenants"]),
 )
@@ -114,12 +115,13 @@ async def gateway_process(
     concurrency: int | None = 4,
     files: int = 0,
     tenants: dict[str, Any] | None = None,
+    shared_queue: dict[str, Any] | None = None,
 ) -> AsyncIterator[Gateway]:
     reported = {"engines": urls, "port": port or free_port(), "concurrency": concurrency, "files": files,
-            "resilience": asdict(CARE), "tenants": tenants or {}}  # fmt: skip
+            "resilience": asdict(CARE), "tenants": tenants or {}, "shared_queue": shared_queue or {}}  # fmt: skip
     async with process("-c", _SERVE, json.dumps(reported)) as (running, first):
         ports = first.split()
-        yield Gateway(int(ports[0]), running, int(ports[1]) if tenants else 0)
+        yield Gateway(int(ports[0]), running, int(ports[1]) if tenants or shared_queue else 0)
 
 
 @asynccontextmanager

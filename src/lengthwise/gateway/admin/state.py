@@ -275,6 +275,7 @@ class State:
             "window_s": WINDOW_S,
             "queue": {name: getattr(statistics, name) for name in _QUEUE_FIELDS} | {"order": self._queue(now_s)},
             "router": statistics.router,
+            "shared_queue": None if statistics.shared_queue is None else asdict(statistics.shared_queue),
             "workers": [self._worker(w, numbers.get(w.name), now_s) for w in self.fleet.states()],
             "lengths": lengths(rows),
             "times": times(rows),

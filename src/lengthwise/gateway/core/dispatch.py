@@ -76,6 +76,13 @@ class WorkerPool:
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._workers
+
+    def named(self, name: str) -> Worker:
+        """Return the worker of this name, which must exist."""
+        return self._workers[name]
+
     def configure(self, dispatch: Dispatch) -> None:
         """Apply other settings of dispatch to all workers."""
         self._dispatch = dispatch
@@ -424,6 +431,12 @@ class Dispatcher:
             self._queue.remove(entry)
             self._preemption.dispatched(now_s, entry)
         return [(entry.request.id, entry.worker) for entry in dispatched]
+
+    def assign(self, now_s: float, entry: Entry, name: str) -> None:
+        """Dispatch a request of the queue to the worker of this name, whether it has a free slot or not."""
+        self._dispatch(now_s, entry, self._worker_pool.named(name))
+        self._queue.remove(entry)
+        self._preemption.dispatched(now_s, entry)
 
     def _choose(self, dispatch_pass: DispatchPass, entry: Entry) -> Worker | None:
         if not entry.batch or entry.dispatches or entry.overdue:

@@ -91,13 +91,13 @@ class TenantService:
 
     def __init__(self) -> None:
         self.weights: Mapping[int, float] = {}  # of tenants; all others have weight 1
-        self._served: dict[int, float] = {}
+        self.served: dict[int, float] = {}  # weighted tokens of each tenant
         self._waiting: dict[int, int] = {}
-        self._level = 0.0
+        self.level = 0.0  # least counter of the tenants that waited last
 
     def of(self, tenant: int) -> float:
         """Return the weighted tokens of service that the tenant has had."""
-        return self._served.get(tenant, 0.0)
+        return self.served.get(tenant, 0.0)
 
     def without(self, entry: Entry) -> float:
         """Return the service of the request's tenant, without the charge for this request."""
@@ -109,8 +109,8 @@ class TenantService:
     def start_waiting(self, tenant: int) -> None:
         """Count one more waiting request of the tenant."""
         if tenant not in self._waiting:
-            level = min((self.of(one) for one in self._waiting), default=self._level)
-            self._served[tenant] = max(self.of(tenant), level)
+            level = min((self.of(one) for one in self._waiting), default=self.level)
+            self.served[tenant] = max(self.of(tenant), level)
             self._waiting[tenant] = 0
         self._waiting[tenant] += 1
 
@@ -119,14 +119,14 @@ class TenantService:
         self._waiting[tenant] -= 1
         if self._waiting[tenant] == 0:
             del self._waiting[tenant]
-            self._level = self.of(tenant)
+            self.level = self.of(tenant)
 
     def set_charge(self, entry: Entry, prompt_tokens: int, output_tokens: float) -> None:
         """Charge the tenant for prompt tokens, and replace its charge for the request's output by ``output_tokens``."""
         more = SERVICE_OUTPUT_WEIGHT * (output_tokens - entry.charged_tokens)
         tenant = entry.request.client.tenant
         weight = self.weights.get(tenant, 1.0)
-        self._served[tenant] = self.of(tenant) + prompt_tokens / weight + more / weight
+        self.served[tenant] = self.of(tenant) + prompt_tokens / weight + more / weight
         entry.charged_tokens = output_tokens
 
 

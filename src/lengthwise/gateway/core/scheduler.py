@@ -85,18 +85,48 @@ class Scheduler:
 
     def offer(self, now_s: float, request: Request) -> Refusal | None:
         """Queue a request and return None, or return the answer to its client if it is refused."""
-        if (refusal := self._refusal(now_s, request)) is not None:
-            return refusal
+        if (refusal := self._refusal(now_s, request)) is None:
+            self.admit(now_s, request)
+        return refusal
+
+    def admit(self, now_s: float, request: Request, since_s: float | None = None) -> Entry:
+        """Queue a request whatever the limits of admission are. It has waited since ``since_s`` (None: now)."""
         entry = self.entries[request.id] = Entry(request)
         entry.set_prediction(request.length_prediction)
         self._ranker.add(entry)
         self._set_deadline(request)
-        if self._binned:
+        if self._binned and since_s is None:
             self._enqueue_batch(now_s, self.bins.add(now_s, entry, self.worker_pool.batch_size(request.model)))
         else:
-            self._enqueue(now_s, entry)
+            self._enqueue(now_s, entry, since_s)
         self._changed = True
-        return None
+        return entry
+
+    def is_queued(self, id: int) -> bool:  # noqa: A002
+        """Return whether a request is live and waits for a worker."""
+        return id in self.entries and self.entries[id].state in _QUEUED
+
+    def assign(self, now_s: float, id: int, worker: str) -> None:  # noqa: A002
+        """Dispatch a queued request to a worker that another scheduler has chosen."""
+        entry = self.entries[id]
+        if entry.state is State.DEFERRED:
+            self._deferred.discard(id)
+            self.queue.add(now_s, entry, since_s=entry.request.dispatch.enqueued_at_s)
+        elif entry.state is State.BINNED:
+            self.bins.remove(entry)
+            self.queue.add(now_s, entry, since_s=entry.request.dispatch.enqueued_at_s)
+        self.dispatcher.assign(now_s, entry, worker)
+        self._changed = True
+
+    def preempt(self, now_s: float, id: int) -> bool:  # noqa: A002
+        """Preempt a request as another scheduler has decided. Return False if that is no longer possible."""
+        entry = self.entries.get(id)
+        worker = None if entry is None else self.worker_pool.of(entry)
+        if entry is None or worker is None or entry.state is State.PREEMPTING or entry.preemption.nonpreemptible:
+            return False
+        worker.preempt(now_s, entry)
+        self.preemption.count += 1
+        return True
 
     def repredict(self, now_s: float, id: int, length_prediction: LengthPrediction) -> None:  # noqa: A002
         """Apply a new prediction of a live request."""

@@ -16,7 +16,7 @@ import msgspec
 from lengthwise.gateway.apis import APIS
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.edge import asgi, client_request
-from lengthwise.gateway.edge.auth import Caller, Charge, Keys, Tenants, network
+from lengthwise.gateway.edge.auth import Caller, Charge, Keys, Tenants, Usage, network
 from lengthwise.gateway.edge.client_request import Headers, RequestParser
 from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unknown_model
 from lengthwise.gateway.edge.openapi import document
@@ -107,14 +107,14 @@ class App:
         self.closing_connections: set[Any] = set()
         self.in_flight, self.last_end_s = 0, -math.inf
         self.body_budget = asgi.BodyBudget(config.limits.body_budget_bytes)
-        self._prefix_hasher = PrefixHasher()
+        self.prefix_hasher = PrefixHasher()
         self.parser_thread = ThreadPoolExecutor(1, "lengthwise-bodies")
         self.configure(config)
 
     def configure(self, config: GatewayConfig) -> None:
         """Apply other keys and limits to later requests. A key in both configurations keeps the rest of its quotas."""
         self._limits, prefixes = config.limits, config.dispatch.prefixes
-        hasher = None if prefixes == "none" else self._prefix_hasher
+        hasher = None if prefixes == "none" else self.prefix_hasher
         self._parser = RequestParser(
             config.limits, hasher, by_tenant=prefixes == "tenant", slo_classes=config.slo_classes
         )
@@ -125,6 +125,14 @@ class App:
     def renew_keys(self, config: GatewayConfig) -> None:
         """Use the keys of a configuration and the current keys of the store of tenants for later requests."""
         self.keys = Keys(config, self._clock, self.keys, tenants=self._tenants, accounts=self.accounts)
+
+    def pop_usage(self) -> list[Usage]:
+        """Return what keys have used since the last call, for the other gateways of a shared queue."""
+        return self.keys.pop_usage()
+
+    def add_usage(self, gateway: str, usage: list[Usage] | None) -> None:
+        """Count what keys have used at another gateway; None: it is gone, with its open requests."""
+        self.keys.add_usage(gateway, usage, self._clock())
 
     def refused(self, fault: Fault, tenant: int = UNAUTHENTICATED) -> None:
         """Report to the listener that the app or its server refused a request."""

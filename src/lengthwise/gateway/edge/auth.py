@@ -8,6 +8,7 @@ import ipaddress
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lengthwise.gateway.config import GatewayConfig, Key
@@ -89,10 +90,18 @@ class Tenants(list[str]):
 
 
 class Bucket:
-    """A token bucket of at most ``limit`` units, refilled by ``per_s`` units a second. ``left`` may be negative."""
+    """A token bucket of at most ``limit`` units, refilled by ``per_s`` units a second. ``left`` may be negative.
+
+    ``taken`` are the units taken by this gateway that others do not know yet.
+    """
 
     def __init__(self, limit: float, per_s: float) -> None:
-        self.limit, self.per_s, self.left, self._at_s = limit, per_s, limit, -math.inf
+        self.limit, self.per_s, self.left, self.taken, self._at_s = limit, per_s, limit, 0.0, -math.inf
+
+    def take(self, amount: float) -> None:
+        """Take units, or return units if the amount is negative."""
+        self.left -= amount
+        self.taken += amount
 
     def wait_s(self, now_s: float, amount: float) -> float:
         """Refill the bucket. Return the seconds until it holds ``amount`` units or is full, whichever is earlier."""
@@ -120,6 +129,7 @@ class Caller:
     def __init__(self, key: Key | None, tenant: int) -> None:
         self._buckets: dict[str, Bucket] = {}
         self.open = 0
+        self.open_elsewhere: dict[str, int] = {}  # by gateway of a shared queue
         self.update(key, tenant)
 
     def update(self, key: Key | None, tenant: int, account: ManagedKey | None = None) -> None:
@@ -142,13 +152,28 @@ class Caller:
         return bucket
 
     def __enter__(self) -> None:
-        if self.key and self.key.concurrency is not None and self.open >= self.key.concurrency:
-            message = f"This API key must have at most {self.key.concurrency} requests in progress."
+        limit = None if self.key is None else self.key.concurrency
+        if limit is not None and self.open + sum(self.open_elsewhere.values()) >= limit:
+            message = f"This API key must have at most {limit} requests in progress."
             raise Fault(429, "concurrency", message, code="concurrency_limit_exceeded")
         self.open += 1
 
     def __exit__(self, *_: object) -> None:
         self.open -= 1
+
+    def pop_usage(self) -> tuple[dict[str, float], int]:
+        """Return the units taken since the last call, by limit, and the open requests that other gateways count."""
+        taken = {name: bucket.taken for name, bucket in self._buckets.items() if bucket.taken}
+        for name in taken:
+            self._buckets[name].taken = 0.0
+        return taken, self.open if self.key is not None and self.key.concurrency is not None else 0
+
+    def add_usage(self, gateway: str, taken: Mapping[str, float], num_open: int, now_s: float) -> None:
+        """Count what another gateway has served of this key: units by limit, and its open requests now."""
+        for name in taken.keys() & self._buckets.keys():
+            self._buckets[name].wait_s(now_s, 0.0)  # refills it up to now
+            self._buckets[name].left -= taken[name]
+        self.open_elsewhere[gateway] = num_open
 
     def can_access(self, model: str) -> bool:
         """Return whether the key gives access to a model."""
@@ -160,12 +185,15 @@ class Caller:
         if key is None or math.isinf(key.rate_rps):
             return []
         after_s = self._requests.wait_s(now_s, 1.0)
-        self._requests.left -= not after_s
+        self._requests.take(not after_s)
         headers = self._requests.headers(b"requests")
         if not after_s:
             return headers
         message = "Rate limit reached for requests of this API key."
         raise Fault(429, "rate", message, code="rate_limit_exceeded", headers=headers, retry_after_s=after_s)
+
+
+Usage = tuple[str, dict[str, float], int]  # name of a caller, units taken by limit, open requests
 
 
 class Charge:
@@ -221,7 +249,7 @@ class Charge:
 
     def _take(self, prompt_tokens: int, output_tokens: float) -> None:
         for _, bucket, prompt_units, output_units in self._caller.quotas:
-            bucket.left -= prompt_units * prompt_tokens + output_units * output_tokens
+            bucket.take(prompt_units * prompt_tokens + output_units * output_tokens)
 
 
 class Keys:
@@ -243,6 +271,7 @@ class Keys:
         self._tenants, self._accounts = tenants, accounts
         self._anonymous = None if config.needs_key else Caller(None, 0)
         known = previous.callers if previous else {}
+        self.reported: dict[str, int] = previous.reported if previous else {}  # open requests at the last report
         self.callers: dict[str, Caller] = {}
 
         def caller_of(name: str, key: Key, account: ManagedKey | None) -> Caller:
@@ -264,6 +293,23 @@ class Keys:
                 self._stored.setdefault(digest[:8], []).append((digest.encode(), until_s, caller))
         self._wall = time.time if accounts is None else accounts.wall
         self.throttle: AuthThrottle = previous.throttle if previous else AuthThrottle(clock)
+
+    def pop_usage(self) -> list[Usage]:
+        """Return names of callers with limits, what they have taken since the last call, and their open requests."""
+        found = [(name, *caller.pop_usage()) for name, caller in self.callers.items()]
+        changed = [one for one in found if one[1] or one[2] != self.reported.get(one[0], 0)]
+        self.reported |= {name: num_open for name, _, num_open in changed}
+        return changed
+
+    def add_usage(self, gateway: str, usage: Sequence[Usage] | None, now_s: float) -> None:
+        """Count what another gateway has served; None: it is gone, with its open requests."""
+        for name, taken, num_open in usage or ():
+            if (caller := self.callers.get(name)) is not None:
+                caller.add_usage(gateway, taken, num_open, now_s)
+        if usage is None:
+            self.reported.clear()  # it reports its open requests again if it comes back, and so must this gateway
+            for caller in self.callers.values():
+                caller.open_elsewhere.pop(gateway, None)
 
     def identified(self, key: Key) -> Caller:
         """Return the caller of a tenant that another service has identified."""

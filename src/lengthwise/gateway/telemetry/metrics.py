@@ -16,7 +16,7 @@ from lengthwise.gateway.config import Phases
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.replanning import ReplanningState
 from lengthwise.gateway.request import Outcome, Request
-from lengthwise.gateway.scheduling import Phase, Statistics
+from lengthwise.gateway.scheduling import Phase, SharedState, Statistics
 from lengthwise.gateway.telemetry.journal import Row
 from lengthwise.schema.errors import MissingExtraError
 
@@ -305,11 +305,19 @@ _SIGNAL_GAUGES = (
 def _scheduler_families(statistics: Statistics) -> Iterator[Any]:
     for attribute, name, description in _GAUGES:
         yield _gauge(name, description, {(): getattr(statistics, attribute)})
+    if statistics.shared_queue is not None:
+        yield from _shared_queue_families(statistics.shared_queue)
     sources = [(entry, {w.name: w for w in statistics.workers}) for entry in _WORKER_GAUGES]
     sources += [(entry, {w.name: w.signals for w in statistics.workers}) for entry in _SIGNAL_GAUGES]  # type: ignore[misc]
     for (attribute, name, description), workers in sources:
         values = {(worker,): getattr(source, attribute) for worker, source in workers.items()}
         yield _gauge(name, description, {key: v for key, v in values.items() if v is not None}, "worker")
+
+
+def _shared_queue_families(state: SharedState) -> Iterator[Any]:
+    yield _gauge("shared_queue", "1 while a leader orders the requests of all gateways", {(): state.shared})
+    yield _gauge("shared_queue_leader", "1 while this gateway is the leader", {(): state.leads})
+    yield _gauge("shared_queue_gateways", "Gateways of the shared queue that are alive", {(): state.gateways})
 
 
 def _replanning_families(state: ReplanningState) -> Iterator[Any]:

@@ -83,6 +83,10 @@ const sections = (() => {
     const sent = s.workers.map((w) => w.dispatched).filter((d) => d && d.requests);
     const sum = (key) => sent.reduce((total, d) => total + d[key], 0);
     const total = sum("requests");
+    const q = s.shared_queue;
+    $("shared-queue").textContent = !q ? "" : !q.shared ? "The queue is local: no gateway leads now."
+      : `One queue for ${many(q.gateways, "gateway")}; ` +
+        (q.leads ? "this gateway leads." : `gateway ${q.leader} leads.`);
     $("router").textContent = `Router ${s.router}` + (!total ? "." :
       `: ${many(total, "request")} sent since the start; ${percent(sum("cached_tokens") / sum("prompt_tokens"))} of their prompt tokens probably cached at the engine.`);
     const cards = s.workers.map((w) => {

@@ -1,0 +1,5 @@
+"""One queue over several gateways: a leader schedules the requests of all, and messages go through PostgreSQL."""
+
+import lazy_loader as lazy
+
+__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

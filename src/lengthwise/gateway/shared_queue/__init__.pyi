@@ -1,0 +1,2 @@
+from .postgres import SharedQueue as SharedQueue
+from .scheduler import SharedScheduler as SharedScheduler
