@@ -40,7 +40,7 @@ def applied(api: KubeApi, *words: str) -> list[str]:
 
 
 def versions(api: KubeApi) -> list[str]:
-    return [stored.item["metadata"]["resourceVersion"] for stored in api._stored.values()]  # noqa: SLF001
+    return [item["metadata"]["resourceVersion"] for item in api.objects()]
 
 
 @pytest.mark.slow
@@ -52,14 +52,10 @@ def test_an_api_server_takes_every_manifest_and_a_second_apply_changes_nothing(n
             kubectl(api, "create", "namespace", "llm-d")
         first = applied(api, "-k", str(place))
         assert applied(api, "-k", str(place)) == first
-        taken = {(kind.kind, name) for kind, _, name in api._stored}  # noqa: SLF001
+        taken = {(item["kind"], item["metadata"]["name"]) for item in api.objects()}
         rendered = list(yaml.safe_load_all(kubectl(api, "kustomize", str(place))))
         assert {(one["kind"], one["metadata"]["name"]) for one in rendered} <= taken
-        owners = {
-            row["manager"]
-            for stored in api._stored.values()  # noqa: SLF001
-            for row in stored.item["metadata"]["managedFields"]
-        }
+        owners = {row["manager"] for item in api.objects() for row in item["metadata"]["managedFields"]}
         assert owners <= {"kubectl", "kubectl-create"}
 
 
@@ -173,7 +169,7 @@ def test_helm_installs_upgrades_and_removes_the_chart(tmp_path):
         assert before["spec"]["template"] != after["spec"]["template"]  # another ConfigMap, so that the pods roll
         assert api.get("StatefulSet", "engine", "serving")["spec"]["replicas"] == 7
         helm("uninstall")
-        assert {kind.kind for kind, *_ in api._stored} == {"Namespace"}  # noqa: SLF001
+        assert {item["kind"] for item in api.objects()} == {"Namespace"}
 
 
 # Laws of server-side apply, in the emulated server
