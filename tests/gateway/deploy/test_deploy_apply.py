@@ -132,6 +132,7 @@ VALUES = {
     "base": ("--set", "image=lengthwise-gateway"),
     "production": ("-f", f"{CHART}/production.yaml"),
     "monitoring": ("-f", f"{CHART}/production.yaml", "--set", "monitoring=true"),
+    "hpa": ("-f", f"{CHART}/production.yaml", "--set", "hpa=true"),
     "keda": ("-f", f"{CHART}/production.yaml", "--set", "keda.enabled=true"),
 }
 
@@ -146,6 +147,22 @@ def test_the_chart_has_the_objects_of_the_overlay(name):
     )
     del expected["Namespace", "lengthwise"]  # helm --create-namespace
     assert rendered == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("gatway.replicas=2", "'gatway' not allowed"),
+        ("engine.replicas=two", "got string, want integer"),
+        ("hpa=true,keda.enabled=true", "one autoscaler can scale the engines"),
+    ],
+)
+def test_wrong_values_of_the_chart_are_refused(values, message):
+    command = [tool("helm"), "template", "any", CHART, "--set", values]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert message in done.stderr
 
 
 @pytest.mark.slow
