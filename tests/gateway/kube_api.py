@@ -218,6 +218,10 @@ class KubeApi:
         stored = self._stored.get((kind_named(kind), namespace, name))
         return stored and stored.item
 
+    def objects(self) -> list[Json]:
+        """Return all objects."""
+        return [stored.item for stored in self._stored.values()]
+
     def items(self, kind: str, namespace: str = "") -> list[Json]:
         """Return the objects of a kind, by name."""
         of = kind_named(kind)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import aiohttp
-from kube_api import Json, KubeApi, kind_named
+from kube_api import Json, KubeApi
 
 LAG_S = 0.2
 """From a Pod's change to the Service proxies, which real clusters take up to seconds for."""
@@ -191,7 +191,7 @@ class Cluster:
             probe.cancel()
             container.kill()
         del self._pods[pod.name]
-        self.api._remove((kind_named("Pod"), pod.namespace, pod.name))  # noqa: SLF001 - after the last word of its status
+        self.api.delete(pod.name, namespace=pod.namespace, kind="Pod")
         await asyncio.gather(probe, return_exceptions=True)
 
     async def _probe(self, pod: _Pod, container: Json) -> None:

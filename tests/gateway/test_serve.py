@@ -197,6 +197,34 @@ def test_a_drain_finishes_running_requests_and_refuses_new_ones():
     run(work)
 
 
+def test_a_gateway_that_lingers_closes_connections_with_its_answers_and_serves_one_more_request_on_open_ones():
+    async def work() -> None:
+        import aiohttp
+
+        async with Scripted() as engine:
+            config = config_of(engine, resilience=ResilienceConfig(linger_s=0.05))
+            async with gateway(config) as g, aiohttp.ClientSession() as session:
+
+                async def ask_again() -> tuple[int, str]:
+                    async with session.post(f"http://127.0.0.1:{g.port}/v1/completions", json=BODY) as reported:
+                        await reported.read()
+                        return reported.status, reported.headers.get("Connection", "")
+
+                assert await ask_again() == (200, "")
+                g.app.closing = True
+                assert await look(g.port, "/ready") == 503
+                status, headers, _ = await ask(g.port, BODY)
+                assert (status, headers["Connection"]) == (200, "close")
+                drained = asyncio.ensure_future(g.drain())
+                await until(lambda: g.app.draining)
+                assert (await ask(g.port, BODY))[0] == 503
+                assert await ask_again() == (200, "close")
+                assert await ask_again() == (503, "close")
+                assert await drained
+
+    run(work)
+
+
 def test_the_body_budget_is_freed_once_a_stream_has_started():
     async def work() -> None:
         import aiohttp

@@ -40,7 +40,7 @@ def applied(api: KubeApi, *words: str) -> list[str]:
 
 
 def versions(api: KubeApi) -> list[str]:
-    return [stored.item["metadata"]["resourceVersion"] for stored in api._stored.values()]  # noqa: SLF001
+    return [item["metadata"]["resourceVersion"] for item in api.objects()]
 
 
 @pytest.mark.slow
@@ -52,14 +52,10 @@ def test_an_api_server_takes_every_manifest_and_a_second_apply_changes_nothing(n
             kubectl(api, "create", "namespace", "llm-d")
         first = applied(api, "-k", str(place))
         assert applied(api, "-k", str(place)) == first
-        taken = {(kind.kind, name) for kind, _, name in api._stored}  # noqa: SLF001
+        taken = {(item["kind"], item["metadata"]["name"]) for item in api.objects()}
         rendered = list(yaml.safe_load_all(kubectl(api, "kustomize", str(place))))
         assert {(one["kind"], one["metadata"]["name"]) for one in rendered} <= taken
-        owners = {
-            row["manager"]
-            for stored in api._stored.values()  # noqa: SLF001
-            for row in stored.item["metadata"]["managedFields"]
-        }
+        owners = {row["manager"] for item in api.objects() for row in item["metadata"]["managedFields"]}
         assert owners <= {"kubectl", "kubectl-create"}
 
 
@@ -136,6 +132,7 @@ VALUES = {
     "base": ("--set", "image=lengthwise-gateway"),
     "production": ("-f", f"{CHART}/production.yaml"),
     "monitoring": ("-f", f"{CHART}/production.yaml", "--set", "monitoring=true"),
+    "hpa": ("-f", f"{CHART}/production.yaml", "--set", "hpa=true"),
     "keda": ("-f", f"{CHART}/production.yaml", "--set", "keda.enabled=true"),
 }
 
@@ -150,6 +147,22 @@ def test_the_chart_has_the_objects_of_the_overlay(name):
     )
     del expected["Namespace", "lengthwise"]  # helm --create-namespace
     assert rendered == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("gatway.replicas=2", "'gatway' not allowed"),
+        ("engine.replicas=two", "got string, want integer"),
+        ("hpa=true,keda.enabled=true", "one autoscaler can scale the engines"),
+    ],
+)
+def test_wrong_values_of_the_chart_are_refused(values, message):
+    command = [tool("helm"), "template", "any", CHART, "--set", values]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert message in done.stderr
 
 
 @pytest.mark.slow
@@ -173,7 +186,7 @@ def test_helm_installs_upgrades_and_removes_the_chart(tmp_path):
         assert before["spec"]["template"] != after["spec"]["template"]  # another ConfigMap, so that the pods roll
         assert api.get("StatefulSet", "engine", "serving")["spec"]["replicas"] == 7
         helm("uninstall")
-        assert {kind.kind for kind, *_ in api._stored} == {"Namespace"}  # noqa: SLF001
+        assert {item["kind"] for item in api.objects()} == {"Namespace"}
 
 
 # Laws of server-side apply, in the emulated server

@@ -16,9 +16,9 @@ from lengthwise.gateway.fleet.discovery import EndpointSlices
 
 @pytest.mark.slow
 def test_fifty_pods_that_come_and_go_lose_no_answer_and_keep_their_names(shared):
-    answers = recorded(shared(DATA), 110)
+    answers = recorded(shared(DATA), 80)
     outcome = served(answers, "isrtf")
-    assert (outcome.lost, len(outcome.jct_s)) == (0, 110)
+    assert (outcome.lost, len(outcome.jct_s)) == (0, 80)
     assert outcome.engines == {f"engine-{number}" for number in range(PODS)}
     assert outcome.lists == 1  # all changes came by the watch
 

@@ -25,7 +25,7 @@ from lengthwise.engine.continuous_batching import Limits
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps
 
 NAMESPACE, MODEL = "lengthwise", "llama-3.1-8b"
-LINGER_S = 2.0
+LINGER_S = 3.0
 """Instead of 10 s, as the emulated Service follows within 0.2 s."""
 
 
