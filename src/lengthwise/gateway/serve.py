@@ -37,8 +37,8 @@ _FIRST_CHECK_S = 2.0  # time for engines to report their properties at the start
 _FIXED_SECTIONS = ("listen", "prediction", "envoy", "tenants", "oidc", "external_auth")
 _SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
-# mallopt's parameter and bytes: glibc would raise this limit at the first connection with TLS, whose buffer has 256 KiB.
-# Later buffers then come from a heap that fragments and grows for hours.
+# mallopt's parameter and bytes. By default the first connection with TLS, whose buffer has 256 KiB, raises this limit,
+# and later buffers come from a heap that fragments and grows for hours.
 _MMAP_THRESHOLD = -3, 1 << 17
 
 
