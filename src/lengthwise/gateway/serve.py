@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import importlib
 import logging
 import secrets
@@ -40,6 +41,9 @@ _FIRST_CHECK_S = 2.0  # time for engines to report their properties at the start
 _FIXED_SECTIONS = ("listen", "prediction", "envoy", "tenants", "oidc", "external_auth", "shared_queue")
 _SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
+# mallopt's parameter and bytes. By default the first connection with TLS, whose buffer has 256 KiB, raises this limit,
+# and later buffers come from a heap that fragments and grows for hours.
+_MMAP_THRESHOLD = -3, 1 << 17
 
 
 def require_extra(command: str = "lengthwise serve") -> None:
@@ -323,6 +327,8 @@ def serve(
     Raises InputError if a port is taken or the configuration is inconsistent, and MissingExtraError.
     """
     require_extra()
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # the C library may be another one than glibc
+        ctypes.CDLL(None).mallopt(*_MMAP_THRESHOLD)
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):
         loop_factory = importlib.import_module("uvloop").new_event_loop

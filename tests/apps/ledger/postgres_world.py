@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,18 +51,26 @@ class Server:
         return f"postgresql:///postgres?host={self._folder}&port={PORT}&user=lengthwise&schema={schema}"
 
     def start(self) -> None:
-        options = f"-p {PORT} -k {self._folder} -c listen_addresses= -c max_connections=50"
+        options = f"-p {PORT} -k {self._folder} -c listen_addresses= -c max_connections=50 -c fsync=off"
         self._run("pg_ctl", "-D", self._data, "-o", options, "-l", str(self._log), "-w", "start")
 
     def crash(self) -> None:
         """Ends at once, nothing written that was not yet."""
         self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "stop")
 
-    def pids(self) -> list[int]:
-        """The server's processes, its first one last."""
-        first = int((Path(self._data) / "postmaster.pid").read_text().split()[0])
-        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-        return [*map(int, children), first]
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Stop the server's processes for the time of the block."""
+        first = (Path(self._data) / "postmaster.pid").read_text().split()[0]
+        pids = [int(pid) for pid in [*Path(f"/proc/{first}/task/{first}/children").read_text().split(), first]]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def stop(self) -> None:
         self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "stop")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
+import resource
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
@@ -20,8 +22,11 @@ from lengthwise.gateway.config import Engine, GatewayConfig, Key, Listen, Tenant
 from lengthwise.gateway.edge.auth import Keys, Tenants
 from lengthwise.gateway.edge.errors import Fault
 from lengthwise.gateway.request import LengthPrediction, Request
+from lengthwise.gateway.tenants import accounts as accounts_module
 from lengthwise.gateway.tenants.accounts import Accounts
+from lengthwise.gateway.tenants.progress import ProgressFile
 from lengthwise.gateway.tenants.records import PERIODS, KeySettings, TenantSettings, window
+from lengthwise.gateway.tenants.store import Store, StoreError
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 ADMIN = "admin-key"
@@ -50,6 +55,15 @@ async def total(accounts: Accounts, subject: str) -> tuple[int, ...]:
     rows = await accounts.usage("day", subject)
     names = ("requests", "prompt_tokens", "output_tokens", "reserved_tokens")
     return tuple(sum(row[name] for row in rows) for name in names)
+
+
+async def settled(accounts: Accounts) -> None:
+    """Wait until the store works and has taken all requests that have ended."""
+    for _ in range(600):
+        with contextlib.suppress(Fault):
+            if not await accounts.flush():
+                return
+        await asyncio.sleep(0.1)
 
 
 @given(st.integers(0, 4 * 10**9), st.sampled_from(PERIODS))
@@ -139,6 +153,45 @@ def test_a_request_that_cannot_be_stored_fails_alone(tmp_path):
     asyncio.run(work())
 
 
+def test_a_reservation_whose_commit_is_not_confirmed_is_undone(tmp_path, monkeypatch):
+    async def work() -> None:
+        async with Accounts(config_of(tmp_path / "t.db", refresh_s=0.05)) as accounts:
+            await accounts.put_tenant("team", TenantSettings())
+            key, _ = await accounts.add_key(KeySettings("team"))
+            transaction = Store.transaction
+
+            def unconfirmed(store, work):
+                transaction(store, work)
+                raise StoreError("the connection is lost", is_unknown=True)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Store, "transaction", unconfirmed)
+                with pytest.raises(Fault, match="cannot reach"):
+                    await accounts.reserve(key, request_of(), 40)
+            await settled(accounts)
+            assert await total(accounts, "tenant:team") == (0, 0, 0, 0)
+
+    asyncio.run(work())
+
+
+def test_requests_beyond_the_file_of_progress_do_without_while_the_disk_is_full(tmp_path):
+    """A limit of the size of files is a disk that is full, but for the pages that the file already has."""
+    file, path = ProgressFile(tmp_path, "progress"), tmp_path / "progress"
+    size, limits = path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert path.stat().st_blocks * 512 >= size, "the system kills a process that writes a page for which is no space"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        slots = [file.add(number) for number in range(1, size // 24 + 3)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(slots)[:3] == [-1, -1, 0]
+    for slot in slots[-1:]:
+        file.set(slot, 1, 2, 3)
+        file.remove(slot)
+    assert file.add(5000) >= size, "it grows again"
+    file.close(remove=True)
+
+
 def test_a_refusal_names_the_quota_and_waits_for_the_end_of_its_window(tmp_path):
     async def work() -> None:
         wall = Wall()
@@ -171,7 +224,7 @@ def test_a_refusal_names_the_quota_and_waits_for_the_end_of_its_window(tmp_path)
 
 
 @pytest.mark.slow
-def test_gateways_of_one_postgres_share_keys_and_quotas(tmp_path):
+def test_gateways_of_one_postgres_share_keys_and_quotas(tmp_path, monkeypatch):
     server = Server(programs(), tmp_path)
     place = server.place("any").partition("&schema")[0]
 
@@ -201,11 +254,15 @@ def test_gateways_of_one_postgres_share_keys_and_quotas(tmp_path):
             both[0].settle(one, (10, 9))  # no store takes it now
             await asyncio.sleep(0.1)
             server.start()
-            for _ in range(600):
-                if not await both[0].flush():
-                    break
-                await asyncio.sleep(0.1)
+            await settled(both[0])
             assert await total(both[1], "tenant:team") == (21, 210, 149, 0)
+            with server.hanging(), monkeypatch.context() as patched:
+                patched.setattr(accounts_module, "INTERRUPT_S", 0.5)
+                async with asyncio.timeout(60):
+                    with pytest.raises(Fault, match="cannot reach"):  # it would wait as long as the store hangs
+                        await both[0].reserve(key, request_of(), 40)
+            await settled(both[0])
+            assert await total(both[0], "tenant:team") == (21, 210, 149, 0)
 
     try:
         asyncio.run(work())

@@ -161,7 +161,10 @@ class Accounts(Listener):
         self._unsettled: dict[int, tuple[_InFlight, tuple[int, int] | None]] = {}
         self._thread = ThreadPoolExecutor(1, "lengthwise-tenants")
         self._lock = threading.Lock()
-        self._began_s, self._is_down = math.inf, False  # start of the transaction in progress; after one that failed
+        self._started_s, self._is_down = (
+            math.inf,
+            False,
+        )  # start of the transaction in progress; whether the last failed
         self._pending: list[tuple[Operation, asyncio.Future[Any]]] = []
         self._stack = contextlib.AsyncExitStack()
 
@@ -405,10 +408,10 @@ class Accounts(Listener):
                 await self.reload()
 
     async def _interrupt(self) -> None:
-        """Interrupt transactions of a store that hangs, so that their callers and the next ones need not wait for it."""
+        """Interrupt transactions of a store that hangs, so that their callers and later ones need not wait for it."""
         while True:
             await asyncio.sleep(INTERRUPT_S / 4)
-            if time.monotonic() - self._began_s > INTERRUPT_S:
+            if time.monotonic() - self._started_s > INTERRUPT_S:
                 self._store.interrupt()
 
     async def _retry(self) -> None:
@@ -434,9 +437,9 @@ class Accounts(Listener):
     def _commit(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             batch, self._pending = self._pending, []
-        self._began_s = time.monotonic()
+        self._started_s = time.monotonic()
         results = self._results([work for work, _ in batch])
-        self._began_s = math.inf
+        self._started_s = math.inf
 
         def resolve() -> None:
             for (_, future), result in zip(batch, results, strict=True):
@@ -451,10 +454,6 @@ class Accounts(Listener):
         """Return the results of one transaction. If an operation is wrong, each has one of its own, and may fail."""
         try:
             results = self._store.transaction(lambda one: [work(one) for work in works])
-            if self._is_down:
-                self._is_down = False
-                _log.info("the store of tenants works again")
-            return results
         except Exception as error:  # noqa: BLE001 - each caller gets it
             if len(works) > 1 and not isinstance(error, StoreError):
                 return [self._results([one])[0] for one in works]
@@ -462,6 +461,10 @@ class Accounts(Listener):
                 _log.warning("the store of tenants failed: %s", error)
             self._is_down = isinstance(error, StoreError)
             return [error if isinstance(error, StoreError) else StoreError(repr(error))] * len(works)
+        if self._is_down:
+            self._is_down = False
+            _log.info("the store of tenants works again")
+        return results
 
 
 def _new_secret() -> tuple[str, str]:
