@@ -139,6 +139,7 @@ GATEWAY_MEANINGS = {
     "api_key_file": "File with that key.",
     "sha256_env": "Environment variable with the digest.",
     "store_env": "Environment variable with the store, such as a URL with a password.",
+    "url_env": "Environment variable with the URL, which may have a password.",
     "admin_sha256_env": "Environment variable with that digest.",
     "key_file": "File with lines `tenant:sha256`, instead of `tenant` and `sha256`.",
     "body_bytes": "Maximum body size.",

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import uvloop
 
 sys.path.append(str(Path(__file__).parents[2] / "apps" / "ledger"))
 from postgres_world import Server, programs
@@ -30,18 +31,19 @@ from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import WorkerState
 from lengthwise.gateway.shared_queue import SharedQueue, SharedScheduler
 
-SLOTS, MEAN_S, SIGMA, TOKEN_S = 64, 2.0, 1.0, 0.02
+SLOTS, MEAN_S, SIGMA, TOKEN_S = 64, 4.0, 1.0, 0.04
 SETTINGS = Order(mode="srtf"), Admission(), Dispatch()
 WORKERS = [WorkerState("engine", ("m",), concurrency=SLOTS)]
 
 
-def cpu_of_store_s() -> float:
-    """CPU seconds of all processes of the PostgreSQL server."""
-    ticks = 0
+def cpu_of_store_s(url: str) -> float:
+    """CPU seconds of all processes of the PostgreSQL server, also of those that have ended."""
+    ticks, server = 0, (Path(url.partition("host=")[2].partition("&")[0]) / "data" / "postmaster.pid").read_text()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError):
-            name, words = stat.read_text().rpartition(")")[::2]
-            ticks += sum(map(int, words.split()[11:15])) if "(postgres" in name else 0
+            name, words = stat.parent.name, stat.read_text().rpartition(")")[2].split()
+            if server.split()[0] in (name, words[1]):
+                ticks += sum(map(int, words[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -73,6 +75,7 @@ async def side(drivers, due_s, seconds, chosen):
 async def run(gateways, load, span_s, seed, url):
     rng = np.random.default_rng(seed)
     due_s = np.cumsum(rng.exponential(MEAN_S / (SLOTS * load), int(span_s * SLOTS * load / MEAN_S)))
+    due_s[:SLOTS] = 0.0  # the engine starts full
     seconds = rng.lognormal(np.log(MEAN_S) - SIGMA**2 / 2, SIGMA, len(due_s))
     chosen = rng.integers(gateways, size=len(due_s))
     single = SchedulerDriver(Scheduler(*SETTINGS))
@@ -90,10 +93,10 @@ async def run(gateways, load, span_s, seed, url):
             side([single], due_s, seconds, np.zeros(len(due_s), int)), side(drivers, due_s, seconds, chosen)
         )
         cpu_s = []
-        for where, which in (([single], chosen * 0), (drivers, chosen)):  # alone, at a third of the load: no queue
-            own_s, store_s, rows = time.process_time(), cpu_of_store_s(), len(due_s) // 12
-            alone = await side(where, due_s[:rows] * 3 * load, seconds[:rows], which)
-            used_s = time.process_time() - own_s, cpu_of_store_s() - store_s
+        for where, which in (([single], chosen * 0), (drivers, chosen)):  # alone, 100 a second with free slots
+            own_s, store_s, rows = time.process_time(), cpu_of_store_s(url), len(due_s) // 2
+            alone = await side(where, np.arange(rows) / 100, np.full(rows, 0.1), which)
+            used_s = time.process_time() - own_s, cpu_of_store_s(url) - store_s
             cpu_s.append([*(1e6 * used / rows for used in used_s), 1e3 * np.quantile(alone[:, 0], [0.5, 0.99])])
     steady = slice(len(due_s) // 10, None)
     jct_s = [float(found[steady, 1].mean()) for found in (one, several)]
@@ -112,6 +115,6 @@ if __name__ == "__main__":
         gateways, span_s, *loads = sys.argv[1:]
         for load in loads:
             for seed in range(3):
-                print(json.dumps(asyncio.run(run(int(gateways), float(load), float(span_s), seed, place))), flush=True)
+                print(json.dumps(uvloop.run(run(int(gateways), float(load), float(span_s), seed, place))), flush=True)
     finally:
         server.stop()

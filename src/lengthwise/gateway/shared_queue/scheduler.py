@@ -273,10 +273,11 @@ class SharedScheduler(Scheduler):
                 self._post(now_s, *operation)
 
     def leave(self, now_s: float, reason: str) -> None:
-        """Go on with a local queue, on this gateway's share of the slots."""
+        """Go on with a local queue, on this gateway's share of the slots. An empty reason is not logged."""
         if not self.shared:
             return
-        _log.warning("the queue is local, with 1/%d of the slots: %s", len(self.gateways), reason)
+        if reason:
+            _log.warning("the queue is local, with 1/%d of the slots: %s", len(self.gateways), reason)
         if self._leading is not None:
             self._limits = {one.name: one.limit for one in self._leading.scheduler.worker_pool if one.limit != NO_LIMIT}
             self._shared_service = self._leading.scheduler.service
@@ -296,7 +297,7 @@ class SharedScheduler(Scheduler):
             self._post(now_s, "leave")
 
     def _lead(self, now_s: float, epoch: int) -> None:
-        self.leave(now_s, "this gateway becomes the leader")
+        self.leave(now_s, "")
         self.leader, self.epoch, self.shared = self.gateway, epoch, True
         scheduler = Scheduler(self.order, self.admission, self._dispatch)
         scheduler.update_workers(now_s, self._states)
