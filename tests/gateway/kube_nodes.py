@@ -45,7 +45,7 @@ class _Pod:
     name: str
     namespace: str
     address: str
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
     is_ready: bool = False
     is_terminating: bool = False
 
@@ -96,7 +96,7 @@ class Cluster:
         """Delete a Pod; its controller makes another one."""
         pod = self._pods[name]
         pod.is_terminating = True
-        pod.ended.set()
+        pod.finished.set()
         self._publish(pod)
 
     # Controllers
@@ -178,7 +178,7 @@ class Cluster:
         own = item["spec"]["containers"][0]
         probe = asyncio.ensure_future(self._probe(pod, own))
         try:
-            await pod.ended.wait()
+            await pod.finished.wait()
             grace_s = item["spec"].get("terminationGracePeriodSeconds", 30)
             try:
                 async with asyncio.timeout(grace_s):
