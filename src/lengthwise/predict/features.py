@@ -206,7 +206,7 @@ def mark_counts(text: str) -> list[int]:
     marks = text.encode("ascii").translate(None, _NO_MARKS).decode("ascii")
     counts = list(map(marks.count, MARKS))
     counts[_FENCE] = text.count(MARKS[_FENCE])
-    return [count if count < 30 else 30 for count in counts]
+    return [min(30, count) for count in counts]
 
 
 def _word_counts(distinct: Iterable[str], words: int) -> tuple[list[int], float, float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -191,7 +192,6 @@ def resolve(pending: Iterable[PendingRow], predicted: PredictedRows | None = Non
 
 
 _MAX_BATCH = 16  # queries of a batch; others wait for the next tick, so that other tasks run in between
-_QUIET_TICKS = 2  # ticks of the event loop without a new query after which a batch starts
 
 
 class InlineRunner:
@@ -202,8 +202,7 @@ class InlineRunner:
     def __init__(self, predictor: Any, faults: FaultCounter) -> None:
         self.predictor, self.faults = predictor, faults
         self._queue: list[tuple[Query, PendingRow]] = []
-        self._quiet = 0
-        self._is_gathering = False  # whether a query waits only until no other one comes
+        self._due_s = math.inf  # when the next batch runs
 
     async def stop(self) -> None:
         """Resolve all pending queries with None."""
@@ -211,25 +210,14 @@ class InlineRunner:
         self._queue = []
 
     def submit(self, query: Query, within_s: float = 0.0) -> PendingRow:
-        """Queue a query. Its row is ready a few ticks of the event loop later, or with a batch ``within_s`` seconds."""
+        """Queue a query. Its row is ready after ``within_s``, or with the next batch before; 0: one tick later."""
         loop = asyncio.get_running_loop()
-        if within_s and not self._queue:
-            loop.call_later(within_s, self._run_batch)
-        elif not (within_s or self._is_gathering):
-            self._is_gathering = True
-            loop.call_soon(self._gather)
-        self._quiet = 0
+        if (due_s := loop.time() + within_s) < self._due_s:
+            self._due_s = due_s
+            loop.call_later(within_s, self._run_batch) if within_s else loop.call_soon(self._run_batch)
         row: PendingRow = loop.create_future()
         self._queue.append((query, row))
         return row
-
-    def _gather(self) -> None:
-        if self._quiet < _QUIET_TICKS and 0 < len(self._queue) < _MAX_BATCH:
-            self._quiet += 1
-            asyncio.get_running_loop().call_soon(self._gather)
-        else:
-            self._is_gathering = False
-            self._run_batch()
 
     def finish(self, row: PendingRow) -> None:
         """Make a row ready now."""
@@ -237,8 +225,10 @@ class InlineRunner:
             self._run_batch()
 
     def _run_batch(self) -> None:
+        self._due_s = math.inf
         batch, self._queue = self._queue[:_MAX_BATCH], self._queue[_MAX_BATCH:]
         if self._queue:
+            self._due_s = -math.inf
             asyncio.get_running_loop().call_soon(self._run_batch)
         batch = [pair for pair in batch if not pair[1].done()]
         if batch:

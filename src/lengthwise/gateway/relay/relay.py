@@ -230,9 +230,8 @@ class RelayedRequest:
 
     def stop_sending(self) -> None:
         """End the request, as CLIENT_GONE unless its output is complete, and send nothing more."""
-        if not self._sending_stopped:
-            self._sending_stopped = True
-            self.end(Outcome.CLIENT_GONE, "while its answer came")
+        self._sending_stopped = True
+        self.end(Outcome.CLIENT_GONE, "while its answer came")
 
     def _reject(self, rejection: EngineRejectedError) -> Answer:
         self.end(Outcome.REJECTED, str(rejection))
