@@ -44,9 +44,6 @@ class Fcfs:
         self.queue.append(request.id)
         return None
 
-    def has_plenty_of_slots(self, request: Request) -> bool:
-        return False
-
     def repredict(self, now_s, id, length_prediction) -> None:
         self.requests[id].length_prediction = length_prediction
 
@@ -86,7 +83,7 @@ class Fcfs:
         return Decisions(tuple((one, refusal) for one in expire), tuple(cut), tuple(assign))
 
     def next_s(self, now_s: float) -> float:
-        return now_s if self.queue and len(self.running) < self.places else self.alarm_s
+        return self.alarm_s
 
     def statistics(self, now_s: float) -> Statistics:
         return Statistics(len(self.queue), 0, len(self.running), 0.0, 0.0, 0.0, 0.0, False, 0)

@@ -103,30 +103,6 @@ def test_a_stream_passes_through_the_complete_gateway():
     run(work)
 
 
-@pytest.mark.parametrize("concurrency", [4, 8])  # from 8 free slots on, no decision needs the prediction
-def test_a_prediction_that_no_decision_needs_is_complete_at_the_end(concurrency):
-    async def work() -> None:
-        rows, priors = [], []
-
-        class Admissions(Listener):
-            def on_admission(self, request):
-                priors.append(request.length_prediction.source == "prior")
-
-        async with EngineServer() as engine:
-            config = GatewayConfig(
-                engines=(Engine(engine.url, concurrency=concurrency),), listen=Listen(port=0, admin_port=None)
-            )
-            async with Gateway(config, listeners=(Admissions(),)) as g:
-                g.telemetry.timelines.subscribe(rows.append)
-                body = {"model": g.fleet.models()[0], "prompt": "Write a story", "max_tokens": 3}
-                assert (await ask(g.port, body))[0] == 200
-                assert (await ask(g.port, {**body, "stream": True}))[0] == 200
-        assert priors == [concurrency >= 8] * 2
-        assert [row.source for row in rows] == ["predictor"] * 2
-
-    run(work)
-
-
 @pytest.mark.parametrize("value", [b"1e400", b"9" * 5000, b'"\\ud800"'])
 def test_a_value_that_cannot_be_parsed_is_the_clients_error(value, caplog):
     async def work() -> None:

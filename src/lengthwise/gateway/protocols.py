@@ -40,33 +40,37 @@ class Listener:
 
 
 def _to_all(name: str) -> Any:
-    """Return a method of ``Listeners`` that calls the method ``name`` of every listener that overrides it, in order."""
+    """Return a method of ``Listeners`` that calls the method ``name`` of every listener, in order."""
 
     def call(self: Listeners, *arguments: Any) -> None:
-        for method in self._methods[name]:
-            method(*arguments)
+        for one in self._all:
+            getattr(one, name)(*arguments)
 
     return call
-
-
-_EVENTS = ("on_admission", "refused", "dispatched", "first_token", "tokens", "requeued", "on_end", "phase")
 
 
 class Listeners(Listener):
     """Passes events on to several listeners, in order."""
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
-        self._methods: dict[str, list[Callable[..., None]]] = {name: [] for name in _EVENTS}
+        self._all: list[Listener] = []
+        self._of_tokens: list[Listener] = []
         for one in listeners:
             self.add(one)
 
     def add(self, listener: Listener) -> None:
-        """Add a listener. Only the methods that it has beyond those of ``Listener`` are called."""
-        for name, methods in self._methods.items():
-            if getattr(type(listener), name, None) is not getattr(Listener, name):
-                methods.append(getattr(listener, name))
+        """Add a listener."""
+        self._all.append(listener)
+        if type(listener).tokens is not Listener.tokens:  # the hot path calls only listeners that override it
+            self._of_tokens.append(listener)
 
-    on_admission, refused, dispatched, first_token, tokens, requeued, on_end, phase = map(_to_all, _EVENTS)
+    on_admission, refused, dispatched = _to_all("on_admission"), _to_all("refused"), _to_all("dispatched")
+    first_token, requeued, on_end = _to_all("first_token"), _to_all("requeued"), _to_all("on_end")
+    phase = _to_all("phase")
+
+    def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
+        for one in self._of_tokens:
+            one.tokens(request, new_tokens, now_s)
 
 
 Clock = Callable[[], float]  # a clock in seconds from an arbitrary start that never goes back

@@ -56,11 +56,7 @@ class Ticket:
         self.worker = ""
         self.is_interrupted = self.nonpreemptible = False
         self._future = asyncio.get_running_loop().create_future()
-        # Requests of one iteration of the event loop compete for slots, unless there are plenty of them.
-        if self._driver.scheduler.has_plenty_of_slots(self.request):
-            self._driver.schedule()
-        else:
-            self._driver.wake()
+        self._driver.wake()
         try:
             await self._future
         except asyncio.CancelledError:
@@ -171,7 +167,7 @@ class Ticket:
 
 
 class SchedulerDriver:
-    """Owns the scheduler, passes events to it, and carries out its decisions, usually once per iteration of the loop.
+    """Owns the scheduler, passes events to it, and carries out its decisions once per iteration of the event loop.
 
     ``tickets`` are those of all admitted requests, by request id.
     """
@@ -305,4 +301,4 @@ class SchedulerDriver:
             self.listeners.on_end(request, outcome, now_s, detail)
             if not self.tickets:
                 self._empty.set()
-            self.wake_when_due(now_s)
+            self.wake()

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress, islice, pairwise, repeat
-from typing import Any
 
 import numpy as np
 
@@ -123,7 +122,7 @@ TERM_WORDS = 60  # number of first words that are looked up among the terms with
 _PROMPT_WORD = re.compile(r"[^\W_]+")
 _SPACED = bytes(byte if chr(byte).isalnum() and byte < 128 else 32 for byte in range(256))
 MARKS = ("?", "!", ",", ".", ":", ";", '"', "(", "\n", "```", "{", "=", "\\", "|", "#", "*")
-_SINGLE_MARKS, _FENCE = tuple(mark for mark in MARKS if len(mark) == 1), MARKS.index("```")
+_SINGLE_MARKS = tuple(mark for mark in MARKS if len(mark) == 1)
 _NO_MARKS = bytes(byte for byte in range(256) if chr(byte) not in _SINGLE_MARKS)
 _NO_WORD = (-1, 0.0)
 _KNOWN = {word: (CATEGORY.get(word, -1), WORDS.get(word, 0.0)) for word in (*CATEGORY, *WORDS)}
@@ -204,9 +203,7 @@ def mark_counts(text: str) -> list[int]:
     if not text.isascii():
         return [min(text.count(mark), 30) for mark in MARKS]
     marks = text.encode("ascii").translate(None, _NO_MARKS).decode("ascii")
-    counts = list(map(marks.count, MARKS))
-    counts[_FENCE] = text.count(MARKS[_FENCE])
-    return [min(30, count) for count in counts]
+    return [min((marks if len(mark) == 1 else text).count(mark), 30) for mark in MARKS]
 
 
 def _word_counts(distinct: Iterable[str], words: int) -> tuple[list[int], float, float, float]:
@@ -234,7 +231,7 @@ def _character_shares(text: str) -> tuple[float, float, float, float]:
     return digits / n, capitals / n, foreign, cjk
 
 
-def requested_counts(words: list[str], distinct: dict[str, Any]) -> tuple[float, float, float]:
+def requested_counts(words: list[str], distinct: Iterable[str]) -> tuple[float, float, float]:
     """Return features of the text that phrases such as "two pages" request.
 
     They are the log of the tokens that the largest of these phrases stands for, the number of phrases, and the log of
@@ -242,8 +239,7 @@ def requested_counts(words: list[str], distinct: dict[str, Any]) -> tuple[float,
     """
     tokens, found, largest = 0.0, 0, 0
     counts: dict[str, int] = {}
-    has_digits = bool(distinct) and min(distinct)[0] <= "9"
-    for word in [w for w in distinct if w[0] <= "9" or w in NUMBERS] if has_digits else NUMBERS.keys() & distinct:
+    for word in [w for w in distinct if w in NUMBERS or w[0] <= "9"]:
         count = NUMBERS.get(word) or (int(word) if word.isdecimal() and len(word) < 6 else 0)
         if count:
             counts[word] = count

@@ -265,11 +265,28 @@ def test_headers_of_an_answer_that_belong_to_a_connection_stay_behind():
         assert b"x-it: 1" in head
 
 
-def test_a_head_goes_with_the_first_piece():
-    answer = Report([b"data: x\n\n", b"data: y\n\n"], kind=b"text/event-stream", length=False, pause_s=0.01)
-    with Served(config(), Script(answers=[answer])) as served, served.socket() as line:
+class Late(Report):
+    """An answer whose first piece comes when the client has the head."""
+
+    head_came = False
+
+    async def __aiter__(self):
+        while not self.head_came:  # noqa: ASYNC110 - the client is in another thread
+            await asyncio.sleep(0.01)
+        yield self.pieces[0]
+
+
+def test_a_head_goes_with_the_first_piece_or_alone_where_that_is_late():
+    late = Late([b"data: x\n\n"], kind=b"text/event-stream", length=False)
+    with Served(config(), Script(answers=[late])) as served, served.socket() as line:
         line.sendall(complete())
-        assert line.recv(65_536).endswith(b"\r\n\r\n9\r\ndata: x\n\n\r\n")
+        assert line.recv(65_536).endswith(b"\r\n\r\n")
+        late.head_came, got = True, b""
+        while not got.endswith(b"0\r\n\r\n"):
+            got += line.recv(65_536)
+        assert got.startswith(b"9\r\ndata: x")
+        line.sendall(complete())
+        assert b"Hi there" in line.recv(65_536)
 
 
 def test_an_expect_continue_request_is_answered(served):

@@ -70,9 +70,7 @@ class TimePerRequest:
 
     def pop_due(self, now_s: float) -> list[int]:
         """Remove the times up to ``now_s``. Return the ids of their requests, the earliest time first."""
-        ids: list[int] = []
-        if not self._heap or self._heap[0][0] > now_s:
-            return ids
+        ids = []
         while self.next_s() <= now_s:
             _, request_id = heapq.heappop(self._heap)
             del self._at_s[request_id]

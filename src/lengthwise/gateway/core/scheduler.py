@@ -26,8 +26,6 @@ _MAX_BACKOFFS = 4  # refusals of a request in a row for which engines back off
 # Refusals by engines that accept other requests: the last one ends the request.
 _MAX_REFUSALS_WHILE_ACCEPTING, _MAX_REFUSALS_QUEUED_ALONE = 10, 3
 _NO_DECISIONS = Decisions()
-_BY_LENGTH = ("bins", "rra", "engine-priority", "engine-plugin")  # modes in which every dispatch needs a prediction
-_PLENTY = 8  # free slots of a worker for which requests of one moment need not compete
 _MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20  # bounds of priority class and predicted length in an engine's 32-bit priority
 
 
@@ -248,22 +246,7 @@ class Scheduler:
         self.dispatcher.leave_batch(entry)
         self._deadlines.discard(id)
         self._ranker.remove(entry)
-        self._changed |= bool(self._num_queued or self.worker_pool.finished_phases)
-
-    def has_plenty_of_slots(self, request: Request) -> bool:
-        """Return whether only this request waits, and a worker of its model has at least 8 free slots."""
-        if self._num_queued != 1 or self._binned:
-            return False
-        now_s, model = request.dispatch.enqueued_at_s, request.model
-        return any(model in one.state.models and one.free_slots(now_s) >= _PLENTY for one in self.worker_pool.up)
-
-    def dispatches_at_once(self, now_s: float, request: Request) -> bool:
-        """Return whether a new request would go at once to the only worker of its model, whatever length it has."""
-        order, model = self.order, request.model
-        if self._num_queued or len(self._deferred) or order.mode in _BY_LENGTH or order.fairness != "none":
-            return False
-        serving = [one for one in self.worker_pool.up if model in one.state.models]
-        return len(serving) == 1 and serving[0].free_slots(now_s) >= _PLENTY
+        self._changed = True
 
     def update_workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
         """Replace the workers. Return the ids of requests that lost their worker, to be requeued or removed."""

@@ -143,17 +143,13 @@ class AsgiExchange(Exchange):
         super().__init__()
         self._receive, self._send = receive, send
         self.connection = (scope.get("extensions") or {}).get(CONNECTION)
-        # With a connection of the gateway's server, the response goes to it directly: messages of ASGI cost more.
-        self._cycle = None if self.connection is None else self.connection.answering
+        self._is_framed = scope.get("http_version") != "1.0"
         self._task = asyncio.current_task()
         self._monitor: asyncio.Future[Message] | None = None
         self._finished = False
         self._sent = 0
 
     async def _next_chunk(self) -> tuple[bytes, bool]:
-        if (cycle := self._cycle) is not None and not (cycle.more_body or cycle.disconnected):
-            body, cycle.body = bytes(cycle.body), bytearray()
-            return body, False
         message = await self._receive()
         if message["type"] != "http.request":
             raise ClientGoneError
@@ -171,7 +167,7 @@ class AsgiExchange(Exchange):
         """Send a response in chunks. Wait while the connection's write buffer is full."""
         headers = [pair for pair in answer.headers if pair[0].lower() not in _DROPPED]
         left = next((int(value) for name, value in headers if name.lower() == b"content-length"), -1)
-        direct = self.connection if left < 0 else None  # left is -1 for a stream
+        direct = self.connection if left < 0 and self._is_framed else None  # left is -1 for a stream
         await self._start(answer.status, headers)
         try:
             async for chunk in answer:
@@ -180,7 +176,7 @@ class AsgiExchange(Exchange):
                     continue
                 left -= len(chunk) if left > 0 else 0
                 self._finished = left == 0
-                await self._write(chunk, more=left != 0)
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": left != 0})
                 self._sent += 1
                 if direct is not None and self._sent == 1:
                     answer.attach_writer(direct)
@@ -208,23 +204,12 @@ class AsgiExchange(Exchange):
             self.connection.on_disconnect = None
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.has_started, headers = True, headers + self.headers
-        if self._cycle is None:
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        else:
-            self._cycle.start(status, headers)
-
-    async def _write(self, body: bytes, *, more: bool) -> None:
-        if (cycle := self._cycle) is None:
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
-            return
-        await cycle.ready()
-        if not cycle.disconnected:
-            cycle.write(body, more=more)
+        self.has_started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers + self.headers})
 
     async def _finish(self, body: bytes) -> None:
         self._finished = True
-        await self._write(body, more=False)
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _received(self, monitor: asyncio.Future[Message]) -> None:
         if self._finished or monitor.cancelled():

@@ -8,14 +8,12 @@ import re
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, ClassVar, cast
-from urllib.parse import unquote
+from typing import Any, ClassVar
 
-import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from lengthwise.gateway.background import stop_accepting
 from lengthwise.gateway.config import Limits, Tls
@@ -23,99 +21,58 @@ from lengthwise.gateway.edge.client_request import headers_too_large
 from lengthwise.gateway.edge.errors import CONNECTION, Fault, invalid, quoted
 from lengthwise.schema.errors import InputError
 
-_INVALID = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # characters that no value of a header may contain
-_WITHOUT_BODY = (204, 304)
-_FAILED = b'{"error":{"message":"Internal Server Error"}}'
 
+class CorkedTransport:
+    """Writes one response. Its head is sent together with data that follows in the same iteration of the event loop."""
 
-class Cycle(RequestResponseCycle):
-    """A request and its response. The head of the response is written together with the first part of its body.
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport, self._close = transport, close
+        self._head, self._started = b"", False
 
-    For an HTTP/1.0 client, the end of the connection ends a response without content-length.
-    """
-
-    def __init__(self, *, finish: Callable[[], None], is_framed: bool, **options: Any) -> None:
-        super().__init__(**options)
-        self._finish, self._is_framed = finish, is_framed
-        self._head = b""
-        self._left: int | None = None  # bytes of the body to come; None: not stated
-
-    async def run_asgi(self, app: Any) -> None:
-        """Run the app. If it fails, answer 500, or close the connection if the response has begun."""
-        try:
-            await app(self.scope, self.receive, self.send)
-        except BaseException:
-            self.logger.exception("Exception in ASGI application")
-        if not (self.response_complete or self.disconnected):
-            if self.response_started:
-                self._finish()
-            else:
-                self.start(500, [(b"content-type", b"application/json"), (b"connection", b"close")])
-                self.write(_FAILED, more=False)
-        self.on_response = lambda: None
-
-    async def send(self, message: Any) -> None:
-        """Send a part of the response that an app gives by ASGI."""
-        await self.ready()
-        if self.disconnected:
-            return
-        if not self.response_started:
-            self.start(message["status"], message.get("headers", ()))
+    def write(self, data: bytes) -> None:
+        """Write data, or delay it if it is the head. If the connection is closing, write nothing."""
+        if self._transport.is_closing():
+            self._head = b""
+        elif self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        elif self._started or data.startswith(b"HTTP/1.1 100"):
+            self._transport.write(data)
         else:
-            self.write(message.get("body", b""), more=message.get("more_body", False))
+            self._started, self._head = True, data
+            asyncio.get_running_loop().call_soon(self._flush)
 
-    async def ready(self) -> None:
-        """Wait while the write buffer is full."""
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
+    def close(self) -> None:
+        """Write a delayed head, and close the connection."""
+        self._flush()
+        self._close()
 
-    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Prepare the head, which is written with the first part of the body."""
-        self.response_started, self.waiting_for_100_continue, closes = True, False, False
-        lines = [STATUS_LINE[status]]
-        for name, value in (*self.default_headers, *headers):
-            if name == b"content-length":
-                self._left = int(value)
-            elif name == b"connection" and value == b"close":
-                self.keep_alive, closes = False, True
-            lines += (name, b": ", value, b"\r\n")
-        if _INVALID.search(b"".join(lines[3::4])):
-            raise RuntimeError("a header of a response must not contain control characters")
-        has_body = status not in _WITHOUT_BODY and self.scope["method"] != "HEAD"
-        self.chunked_encoding = self._left is None and self._is_framed and has_body
-        if self.chunked_encoding:
-            lines.append(_CHUNKED)
-        if not has_body:
-            self._left = 0
-        elif self._left is None and not self._is_framed:
-            self.keep_alive = False
-        if not (self.keep_alive or closes):
-            lines.append(b"connection: close\r\n")
-        self._head = b"".join((*lines, b"\r\n"))
+    def is_closing(self) -> bool:
+        """Return whether the connection is closing."""
+        return self._transport.is_closing()
 
-    def write(self, body: bytes, *, more: bool) -> None:
-        """Write a part of the body, after the head if that is not written yet. The last one completes the response."""
-        head, self._head = self._head, b""
-        if self.chunked_encoding:
-            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            body += b"" if more else b"0\r\n\r\n"
-        elif self.scope["method"] == "HEAD":
-            body = b""
-        elif self._left is not None:
-            self._left -= len(body)
-            if self._left < 0 or (self._left and not more):
-                raise RuntimeError("the body of a response must be as long as its content-length")
-        if head or body:
-            self.transport.write(head + body)
-        if not more:
-            self.response_complete = True
-            self.message_event.set()
-            if not self.keep_alive:
-                self._finish()
-            self.on_response()
+    def _flush(self) -> None:
+        if self._head:
+            self.write(b"")
 
 
 _CHUNKED = b"transfer-encoding: chunked\r\n"
+
+
+class UnframedTransport(CorkedTransport):
+    """Removes the chunked framing for an HTTP/1.0 client, for which the end of the connection ends the response."""
+
+    _framed = False
+
+    def write(self, data: bytes) -> None:
+        """Write the head without transfer-encoding, and chunks without their sizes."""
+        if not self._started:
+            self._framed = _CHUNKED in data
+            data = data.replace(_CHUNKED, b"")
+        elif self._framed and data:
+            size, _, chunk = data.partition(b"\r\n")
+            data = chunk[: int(size, 16)]
+        super().write(data)
 
 
 class WriteTimeout:
@@ -185,7 +142,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.on_disconnect: Callable[[], None] | None = None
         self._arrival_timer: asyncio.TimerHandle | None = None
         self._discard_timer: asyncio.TimerHandle | None = None
-        self.answering: Cycle | None = None  # the request whose response is next; pipelined ones wait behind it
+        self._answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # noqa: D102
         super().connection_made(transport)
@@ -232,11 +189,13 @@ class HttpProtocol(HttpToolsProtocol):
             self.server_state.total_requests += 1
             return
         if self.pipeline:
-            self.answering = cast(Cycle, self.pipeline[-1][0])
+            self._answering = self.pipeline[-1][0]
         super().on_response_complete()
         if self.pipeline:
             self.flow.pause_reading()
         elif self._last_fault is not None and self._in_progress is None and not self.transport.is_closing():
+            assert self._answering is not None, "its response is complete"
+            self._answering.transport.write(b"")  # sends its head if it has no body
             self._send_fault(self._last_fault)
 
     def can_write(self) -> bool:
@@ -317,39 +276,15 @@ class HttpProtocol(HttpToolsProtocol):
         upgrade = self.parser.should_upgrade()
         if upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
             raise invalid(None, "Upgrades are not offered; send the request by plain HTTP/1.1.", "upgrade_not_offered")
+        super().on_headers_complete()
         self._in_head = False
-        self._set_target(version)
-        before, self.cycle = self.cycle, self._new_cycle(is_framed=version == "1.1", upgrade=upgrade)
-        if before is None or before.response_complete:
-            self.answering = self.cycle
-            self._start_asgi_task(self.cycle, self.app)
-        else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
-
-    def _set_target(self, version: str) -> None:
-        target = httptools.parse_url(self.url)
-        raw_path, scope = target.path, self.scope
-        scope["method"], scope["http_version"] = self.parser.get_method().decode("ascii"), version
-        scope["path"] = unquote(raw_path.decode("ascii"))
-        scope["raw_path"], scope["query_string"] = raw_path, target.query or b""
-
-    def _new_cycle(self, *, is_framed: bool, upgrade: bool) -> Cycle:
-        return Cycle(
-            finish=self._finish,
-            is_framed=is_framed,
-            scope=self.scope,
-            transport=self.transport,
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=False,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue and is_framed,
-            keep_alive=is_framed and not upgrade and self.parser.should_keep_alive(),
-            on_response=self.on_response_complete,
-        )
+        if not self.pipeline:
+            self._answering = self.cycle
+        transport = CorkedTransport if version == "1.1" else UnframedTransport
+        self.cycle.transport = transport(self.transport, self._finish)  # type: ignore[assignment]
+        self.cycle.waiting_for_100_continue &= version == "1.1"
+        if upgrade:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:  # noqa: D102
         self._has_body = True
@@ -418,9 +353,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._disconnect()
 
     @property
-    def _in_progress(self) -> Cycle | None:
+    def _in_progress(self) -> RequestResponseCycle | None:
         """The request whose response is not complete, or None if there is none. Pipelined requests wait behind it."""
-        answering = self.answering
+        answering = self._answering
         return None if answering is None or answering.response_complete else answering
 
     def _disconnect(self) -> None:

@@ -33,7 +33,6 @@ from lengthwise.statistics import Floats
 
 Late = Callable[[int, LengthPrediction], None]
 _DEFAULT_TOKENS = 256.0
-_LATER_S = 0.001  # a prediction that no decision needs waits this long for others, as a batch costs less
 NONE, DEFAULT = "none", "default"
 MAX_SESSIONS = 1 << 16
 
@@ -96,7 +95,6 @@ class LengthPredictor(Listener):
         self.reads_output: tuple[int, int] | None = None  # (low, high) tokens so far between which it reads the output
         self._statistic = STATISTICS[config.statistic]
         self._earlier = EarlierOutputs()
-        self._later: dict[int, PendingRow] = {}  # by id of requests that have the prior so far
         self._predictor, self._place, self._limits = predictor, place, limits
         self._runner: InlineRunner | ProcessRunner | None = None
 
@@ -131,12 +129,8 @@ class LengthPredictor(Listener):
             await self._runner.stop()
             self._runner = None
 
-    async def predict(self, request: Request, text: str | None, *, later: bool = False) -> LengthPrediction:
-        """Predict the length before the first token. A predictor in a process gets at most ``deadline_s``.
-
-        If ``later``, a predictor on the event loop may run after the dispatch: the request gets the prior, and its
-        prediction within 1 ms by ``on_late``, or by ``settle`` if it ends before.
-        """
+    async def predict(self, request: Request, text: str | None) -> LengthPrediction:
+        """Predict the length before the first token. A predictor in a process gets at most ``deadline_s``."""
         if self.use_requested and request.fixed_tokens > 0:
             prediction = _fixed(request, float(request.fixed_tokens), "requested")
         elif self._runner is None:  # nearly always the same, so that requests stay in order of arrival
@@ -144,10 +138,6 @@ class LengthPredictor(Listener):
         else:
             earlier = self._earlier.of(request.client)
             query = Query(truncate_text(text), request.prompt_tokens, request.model, earlier_tokens=earlier)
-            if later and isinstance(self._runner, InlineRunner):
-                pending = self._later[request.id] = self._runner.submit(query, _LATER_S)
-                pending.add_done_callback(functools.partial(self._resolve_later, request))
-                return self._from_row(request, None)
             row = await self._wait(self._runner.submit(query), functools.partial(self._resolve_late, request))
             prediction = self._from_row(request, row)
         self.sources[prediction.source] += 1
@@ -167,13 +157,6 @@ class LengthPredictor(Listener):
                 return self._update(request, row, before, so_far)
         return self.condition_on_progress(request)
 
-    def settle(self, request: Request) -> None:
-        """Give a request that ends now its first prediction, if that is still to come."""
-        if (row := self._later.pop(request.id, None)) is not None and isinstance(self._runner, InlineRunner):
-            self._runner.finish(row)
-            request.length_prediction = self._from_row(request, row.result())
-            self.sources[request.length_prediction.source] += 1
-
     def condition_on_progress(self, request: Request) -> LengthPrediction:
         """Return the current prediction, given the tokens so far, without running the predictor."""
         before, so_far = request.length_prediction, request.generated_tokens
@@ -188,7 +171,6 @@ class LengthPredictor(Listener):
 
         A length that the client fixed counts as an earlier output of its session; nothing else learns from it.
         """
-        self._later.pop(request.id, None)
         prediction, tokens = request.length_prediction, request.generated_tokens
         if outcome is Outcome.FINISHED and tokens >= 1 and request.choices == 1:
             self._earlier.add(request.client, tokens)
@@ -235,20 +217,11 @@ class LengthPredictor(Listener):
             row.add_done_callback(late)
         return None
 
-    def _resolve_later(self, request: Request, pending: PendingRow) -> None:
-        if self._later.pop(request.id, None) is not None:
-            row = None if pending.cancelled() else pending.result()
-            self.sources["prior" if row is None else "predictor"] += 1
-            self._apply_late(request, row)
-
     def _resolve_late(self, request: Request, pending: PendingRow) -> None:
         row = None if pending.cancelled() else pending.result()
-        self.late_answers += row is not None and self.on_late is not None
-        self._apply_late(request, row)
-
-    def _apply_late(self, request: Request, row: Floats | None) -> None:
         if row is None or self.on_late is None:
             return
+        self.late_answers += 1
         prediction, so_far = self._from_row(request, row), request.generated_tokens
         if so_far and prediction.unbounded is not None:
             prediction = self._update(request, condition(prediction.unbounded, so_far), prediction, so_far)
@@ -303,11 +276,11 @@ class Oracle(LengthPredictor):
         super().__init__(config, clock, on_late, **options)
         self._length = length
 
-    async def predict(self, request: Request, text: str | None, *, later: bool = False) -> LengthPrediction:
+    async def predict(self, request: Request, text: str | None) -> LengthPrediction:
         """Return the true length as a prediction."""
         tokens = self._length(request, text)
         if tokens is None:
-            return await super().predict(request, text, later=later)
+            return await super().predict(request, text)
         self.sources["oracle"] += 1
         return _fixed(request, float(tokens), "oracle")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -192,6 +191,7 @@ def resolve(pending: Iterable[PendingRow], predicted: PredictedRows | None = Non
 
 
 _MAX_BATCH = 16  # queries of a batch; others wait for the next tick, so that other tasks run in between
+_QUIET_TICKS = 2  # ticks of the event loop without a new query after which a batch starts
 
 
 class InlineRunner:
@@ -202,33 +202,33 @@ class InlineRunner:
     def __init__(self, predictor: Any, faults: FaultCounter) -> None:
         self.predictor, self.faults = predictor, faults
         self._queue: list[tuple[Query, PendingRow]] = []
-        self._due_s = math.inf  # when the next batch runs
+        self._quiet = 0
 
     async def stop(self) -> None:
         """Resolve all pending queries with None."""
         resolve(row for _, row in self._queue)
         self._queue = []
 
-    def submit(self, query: Query, within_s: float = 0.0) -> PendingRow:
-        """Queue a query. Its row is ready after ``within_s``, or with the next batch before; 0: one tick later."""
+    def submit(self, query: Query) -> PendingRow:
+        """Queue a query. Its row is ready a few ticks of the event loop later."""
         loop = asyncio.get_running_loop()
-        if (due_s := loop.time() + within_s) < self._due_s:
-            self._due_s = due_s
-            loop.call_later(within_s, self._run_batch) if within_s else loop.call_soon(self._run_batch)
+        if not self._queue:
+            loop.call_soon(self._gather)
+        self._quiet = 0
         row: PendingRow = loop.create_future()
         self._queue.append((query, row))
         return row
 
-    def finish(self, row: PendingRow) -> None:
-        """Make a row ready now."""
-        while not row.done():
+    def _gather(self) -> None:
+        if self._quiet < _QUIET_TICKS and len(self._queue) < _MAX_BATCH:
+            self._quiet += 1
+            asyncio.get_running_loop().call_soon(self._gather)
+        else:
             self._run_batch()
 
     def _run_batch(self) -> None:
-        self._due_s = math.inf
         batch, self._queue = self._queue[:_MAX_BATCH], self._queue[_MAX_BATCH:]
         if self._queue:
-            self._due_s = -math.inf
             asyncio.get_running_loop().call_soon(self._run_batch)
         batch = [pair for pair in batch if not pair[1].done()]
         if batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
@@ -198,7 +199,7 @@ class FailureAttribution:
 
     def _current(self, worker: EngineWorker | None) -> str:
         """Return the worker's name, or "" if another worker has this name by now."""
-        try:
-            return worker.name if worker is not None and self._fleet.worker(worker.name) is worker else ""
-        except KeyError:
-            return ""
+        with contextlib.suppress(KeyError):
+            if worker is not None and self._fleet.worker(worker.name) is worker:
+                return worker.name
+        return ""

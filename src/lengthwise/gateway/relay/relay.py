@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +123,6 @@ class Answer:
             await self.aclose()
             raise
         if chunk is None:
-            await self.aclose()
             raise StopAsyncIteration
         return chunk
 
@@ -133,15 +132,15 @@ class Answer:
             self._relayed.writer = writer
 
     async def aclose(self) -> None:
-        """End the request: as CLIENT_GONE unless its output is complete. The engine then aborts it."""
+        """End the request as CLIENT_GONE unless it has ended. The engine then aborts it."""
         if self._relayed is not None:
             self._relayed.stop_sending()
 
 
-def complete_answer(status: int, body: bytes, content_type: str, relayed: RelayedRequest | None = None) -> Answer:
-    """Return an answer with a complete body. ``relayed`` ends when the body is written."""
+def complete_answer(status: int, body: bytes, content_type: str) -> Answer:
+    """Return an answer with a complete body."""
     headers = [(b"content-type", content_type.encode("latin-1")), (b"content-length", b"%d" % len(body))]
-    return Answer(status, headers, body, relayed)
+    return Answer(status, headers, body)
 
 
 def refused_answer(error: Refusal, api: str) -> Answer:
@@ -186,7 +185,6 @@ class RelayedRequest:
         self._resuming = False  # whether the next attempt continues the output, instead of starting it
         self._output_started = self._attempt_output_started = False  # in any attempt, in the current attempt
         self._retry_state_released = self._done = self._sending_stopped = False
-        self._is_complete = False  # whether the output is complete, so that the request will end as FINISHED
         ticket.on_interrupt = self._on_interrupt
 
     async def respond(self) -> Answer:
@@ -208,7 +206,7 @@ class RelayedRequest:
             raise
         if isinstance(self.response, BufferedResponse | AssembledResponse):
             content_type = self._content_type if isinstance(self.response, BufferedResponse) else ""
-            return complete_answer(200, first, content_type or "application/json", self)
+            return complete_answer(200, first, content_type or "application/json")
         return Answer(200, _STREAM_HEADERS, first, self)
 
     async def next_or_error(self) -> bytes | None:
@@ -229,7 +227,7 @@ class RelayedRequest:
         return b"event: error\n" * is_anthropic + b"data: " + body + b"\n\n"
 
     def stop_sending(self) -> None:
-        """End the request, as CLIENT_GONE unless its output is complete, and send nothing more."""
+        """End the request as CLIENT_GONE unless it has ended, and send nothing more."""
         self._sending_stopped = True
         self.end(Outcome.CLIENT_GONE, "while its answer came")
 
@@ -307,11 +305,12 @@ class RelayedRequest:
             return out  # ``_read`` raises the error after this output
         if response.finished or (response.output_complete and not data):
             self._attempt = None
+            self._attribution.on_finished()
             if attempt.at_end:
                 attempt.close()
             else:
                 self._relay.spawn(attempt.drain())
-            self._done = self._is_complete = True  # ``end`` follows when the client has the last bytes
+            self.end(Outcome.FINISHED, response.finish_reason)
         elif ticket.is_interrupted and not response.output_complete and (tracked := _preemptible(response)):
             self._preempt_chunks += 1
             if preempt := tracked.should_preempt(self._preempt_chunks):
@@ -476,11 +475,7 @@ class RelayedRequest:
         return out
 
     def end(self, outcome: Outcome, detail: str = "") -> None:
-        """End the request. Only the first call sets the outcome, which is FINISHED if the output is complete."""
-        if self._is_complete:
-            self._is_complete = False
-            self._attribution.on_finished()
-            outcome, detail = Outcome.FINISHED, "" if self.response is None else self.response.finish_reason
+        """End the request. Only the first call sets the outcome."""
         self._done = True
         self._attribution.close()
         if self.response is not None:
@@ -493,8 +488,6 @@ class RelayedRequest:
         if self._attempt is not None:
             self._attempt.interrupt(REQUEST_ENDED)
             self._close_attempt()
-        if not self.ticket.has_ended:
-            self._relay.settle(self.ticket.request)
         self.ticket.end(outcome, detail)
 
 
@@ -517,7 +510,6 @@ class Relay:
         self.retry_budget = failures.RetryBudget(config.resilience.retry_share)
         self.config = config
         self.fleet, self._driver, self._length_predictor = fleet, driver, length_predictor
-        self._settle: Callable[[Request], None] | None = getattr(length_predictor, "settle", None)
         self.add_hints = engine_request.SchedulingHints(config, driver.scheduler.engine_priority).add_to
         self.track_text = getattr(length_predictor, "reads_output", None) is not None
         self._ids = itertools.count(1)
@@ -536,16 +528,11 @@ class Relay:
         )
         if client_request.charge is not None or order.fairness == "vtc":
             plan = replace(plan, metered=True)
-        ticket = await self.enter(client_request, preemptible=plan.conflict is None, may_predict_later=True)
+        ticket = await self.enter(client_request, preemptible=plan.conflict is None)
         return await RelayedRequest(self, client_request, plan, ticket).respond()
 
-    async def enter(
-        self, client_request: ClientRequest, *, preemptible: bool = False, may_predict_later: bool = False
-    ) -> Ticket:
-        """Return a ticket once a worker is assigned. Raises NotServedError if the request is refused or expires.
-
-        If ``may_predict_later``, the caller calls ``settle`` when the request ends.
-        """
+    async def enter(self, client_request: ClientRequest, *, preemptible: bool = False) -> Ticket:
+        """Return a ticket once a worker is assigned. Raises NotServedError if the request is refused or expires."""
         api, max_tokens = APIS[client_request.api], client_request.max_tokens
         request = Request(
             id=next(self._ids),
@@ -562,22 +549,12 @@ class Relay:
             streamed=client_request.stream,
         )
         if api.generates:
-            # Requests for a quota or a store are charged by their prediction, before they are dispatched.
-            later = may_predict_later and self._settle is not None and client_request.charge is None
-            later = later and self._driver.scheduler.dispatches_at_once(self._driver.clock(), request)
-            predict = self._length_predictor.predict
-            options = {"later": True} if later else {}
-            request.length_prediction = await predict(request, client_request.text, **options)
+            request.length_prediction = await self._length_predictor.predict(request, client_request.text)
         else:  # one pass over the prompt, as of a request for one token
             request.length_prediction = LengthPrediction(1.0, "requested")
         if client_request.charge is not None and api.queued:
             await client_request.charge(request)
         return await self._driver.enter(request)
-
-    def settle(self, request: Request) -> None:
-        """Complete the prediction of a request that ends now."""
-        if self._settle is not None:
-            self._settle(request)
 
     async def _pass_on(self, client_request: ClientRequest) -> Answer:
         """Return the answer of an engine that is up, without the queue. Each failure moves on to the next engine."""

@@ -168,12 +168,15 @@ class Metrics(Listener):
         """Return the histogram of the times between tokens of a model's requests."""
         return self._of(model).inter_token_s
 
+    def on_admission(self, request: Request) -> None:  # noqa: D102 - as Listener
+        self.predictions[request.length_prediction.source] += 1
+
     def count_refusal(self, reason: str, tenant: str, model: str) -> None:
         """Count a refused request. ``tenant`` is the name of the tenant."""
         self.refusals[reason] += 1
         self.requests[Outcome.REFUSED.value, self._models.known(model), self._tenants.of(tenant)] += 1
 
-    def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102 - as Listener
+    def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
         del worker, now_s
         self._models.of(request.model)  # only here, where an engine serves the model: clients may send any name
         if cached_tokens := request.dispatch.cached_tokens:
@@ -191,7 +194,6 @@ class Metrics(Listener):
     def add_row(self, row: Row) -> None:
         """Count a request that has ended, with any outcome."""
         self.requests[row.outcome, self._models.known(row.model), self._tenants.of(row.tenant)] += 1
-        self.predictions[row.source] += 1
         counts = self._of(row.model)
         if row.worker:
             counts.queue_s.add(row.queued_for_s)
@@ -219,9 +221,7 @@ class Metrics(Listener):
         labels = ("outcome", "model", "tenant")
         yield _counter("requests", "Requests by outcome", self.requests, *labels)
         yield _counter("refusals", "Refused requests", _keyed(self.refusals), "reason")
-        yield _counter(
-            "predictions", "First predictions of ended requests by source", _keyed(self.predictions), "source"
-        )
+        yield _counter("predictions", "First length predictions by source", _keyed(self.predictions), "source")
         prefix_hits = "Requests dispatched to an engine that probably caches a prefix of their prompt"
         for name, description, value in (
             ("preemptions", "Preempted requests", c["preemption"] + c["window"]),

@@ -20,7 +20,6 @@ from lengthwise.gateway.scheduling import Statistics
 from lengthwise.gateway.telemetry.events import EventLog, Tracing
 from lengthwise.gateway.telemetry.journal import Journal, PrefixKey, Reprediction, Row
 from lengthwise.gateway.telemetry.metrics import Histogram, Metrics
-from lengthwise.predict.distribution import LEVELS
 
 MAX_REPREDICTIONS = 64  # of a request; beyond it every second one is dropped, so that the others cover the same span
 FAILED_OVER = "failed_over"
@@ -75,15 +74,8 @@ class RequestTimeline:
         """
         request = self.request
         return Row(
-            id=request.id,
-            model=request.model,
-            arrival_s=request.arrival_s,
-            dispatched_s=self.dispatched_s,
-            first_token_s=self.first_token_s,
-            served_s=self.served_s,
-            worker=self.worker,
-            failovers=self.failovers,
-            resumed_tokens=self.resumed_tokens,
+            **{name: getattr(request, name) for name in _REQUEST_FIELDS},
+            **{name: getattr(self, name) for name in _TIMELINE_FIELDS},
             prompt_tokens=request.dispatch.reported_prompt_tokens or request.prompt_tokens,
             max_tokens=request.max_tokens if request.max_tokens < max_tokens else 0,
             tenant=tenant,
@@ -105,6 +97,8 @@ class RequestTimeline:
 
 
 _MAX_HASH = (1 << 53) - 1  # larger integers lose digits in JSON readers that use doubles
+_REQUEST_FIELDS = ("id", "model", "arrival_s")
+_TIMELINE_FIELDS = ("dispatched_s", "first_token_s", "served_s", "worker", "failovers", "resumed_tokens")
 
 
 class RequestTimelines(Listener):
@@ -180,8 +174,6 @@ class RequestTimelines(Listener):
         timeline = self._live.pop(request.id, None)
         if timeline is not None:
             timeline.leave_worker(now_s)
-            if request.length_prediction is not timeline.length_prediction:
-                timeline.update_prediction(request.length_prediction)
             row = timeline.row(
                 self._tenant(request.client.tenant),
                 outcome,
@@ -205,6 +197,8 @@ def level_of(length_prediction: LengthPrediction, output_tokens: int) -> float:
     """Return the predicted probability that the length is at most ``output_tokens``, or NaN without quantiles."""
     if length_prediction.quantiles is None or output_tokens < 1:
         return math.nan
+    from lengthwise.predict import LEVELS
+
     return float(np.interp(output_tokens, length_prediction.quantiles, LEVELS, left=0.0, right=1.0))
 
 
