@@ -244,6 +244,9 @@ class LimitsSection(Section):
     idle_s: Seconds = _LIMITS.idle_s
     body_budget_bytes: PositiveInt = _LIMITS.body_budget_bytes
     values: PositiveInt = _LIMITS.values
+    media_hosts: tuple[Text, ...] = ()
+    connections_per_address: PositiveInt | None = None
+    rate_per_address: Annotated[NotNan, Field(gt=0)] = _LIMITS.rate_per_address
 
 
 class ResilienceSection(Section):

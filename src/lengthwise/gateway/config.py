@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
 from dataclasses import dataclass, field
 from itertools import product
@@ -340,6 +341,11 @@ class ExternalAuth:
     timeout_s: float = 1.0  # without an answer until then, the request gets 503
 
 
+_MEDIA_HOST = re.compile(
+    r"\*|(?:(?:\*\.)?[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+)
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits on the requests of clients: sizes, numbers and times."""
@@ -358,9 +364,23 @@ class Limits:
     # at least twice the size of its body, and 7 to 9 times that of token ids. A key (or address) gets a quarter
     body_budget_bytes: int = 512 << 20
     values: int = 1 << 20  # list members and object fields of a body, such as token ids of its prompt
+    # hosts from which engines may fetch images, sounds, videos and files that bodies name by URL: "images.example.com",
+    # "*.example.com", an address, each with ":port" unless it is the default one, or "*" for all public hosts
+    media_hosts: tuple[str, ...] = ()
+    connections_per_address: int | None = None  # open connections of an address that is no trusted proxy
+    # requests per second of a client's address in the long run, of which those of 10 s may come at once; inf: no limit
+    rate_per_address: float = math.inf
 
     def __post_init__(self) -> None:
-        _require_integers(self, 1, "body_budget_bytes", "values")
+        _require_integers(self, 1, "body_budget_bytes", "values", "connections_per_address")
+        if not self.rate_per_address > 0:
+            raise InputError(f"rate_per_address must be above 0; it is {self.rate_per_address!r}")
+        for host in self.media_hosts:
+            if not _MEDIA_HOST.fullmatch(host):
+                raise InputError(
+                    'media_hosts must be names such as "images.example.com" or "*.example.com", addresses, or "*", '
+                    f"without a scheme; one is {host!r}"
+                )
         if self.body_budget_bytes < self.body_bytes:
             both = f"{self.body_budget_bytes}, {self.body_bytes}"
             raise InputError(f"body_budget_bytes must be at least body_bytes; they are {both}")

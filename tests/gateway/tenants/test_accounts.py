@@ -22,6 +22,7 @@ from lengthwise.gateway.edge.errors import Fault
 from lengthwise.gateway.request import LengthPrediction, Request
 from lengthwise.gateway.tenants.accounts import Accounts
 from lengthwise.gateway.tenants.records import PERIODS, KeySettings, TenantSettings, window
+from lengthwise.gateway.tenants.store import Store, StoreError
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 ADMIN = "admin-key"
@@ -136,6 +137,42 @@ def test_a_request_that_cannot_be_stored_fails_alone(tmp_path):
             results = await asyncio.gather(*made, return_exceptions=True)
             assert [getattr(one, "status", 200) for one in results] == [200, 503, *[200] * 20]
 
+    asyncio.run(work())
+
+
+def test_a_reservation_whose_commit_had_no_answer_is_undone_once(tmp_path, monkeypatch):
+    """The connection breaks after the commit; the request gets 503, and the store retains nothing of it."""
+    real, broken = Store.transaction, 0
+
+    def transaction(self, work):
+        nonlocal broken
+        result = real(self, work)
+        if broken:
+            broken -= 1
+            raise StoreError("the connection broke")
+        return result
+
+    async def work() -> None:
+        nonlocal broken
+        async with Accounts(config_of(tmp_path / "t.db", refresh_s=0.02), wall=Wall()) as accounts:
+            await accounts.put_tenant("team", TenantSettings())
+            key, _ = await accounts.add_key(KeySettings("team"))
+            await accounts.reserve(key, other := request_of(), 40)
+            broken = 1
+            with pytest.raises(Fault, match="cannot reach"):
+                await accounts.reserve(key, request_of(), 40)
+            assert await total(accounts, "tenant:team") == (2, 0, 0, 100), "it is committed"
+            async with asyncio.timeout(60):
+                while await total(accounts, "tenant:team") != (1, 0, 0, 50):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            broken = 1
+            accounts.settle(other, (10, 7))  # committed without an answer, too
+            for _ in range(3):
+                await asyncio.sleep(0.05)
+                await accounts.flush()
+            assert await total(accounts, "tenant:team") == (1, 10, 7, 0)
+
+    monkeypatch.setattr(Store, "transaction", transaction)
     asyncio.run(work())
 
 

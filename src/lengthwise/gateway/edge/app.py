@@ -13,11 +13,12 @@ from urllib.parse import unquote
 import msgspec
 
 from lengthwise.gateway.apis import APIS
-from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.config import GatewayConfig, Key
 from lengthwise.gateway.edge import asgi, client_request
-from lengthwise.gateway.edge.auth import Caller, Charge, Keys, Tenants, network
+from lengthwise.gateway.edge.auth import Caller, Charge, Keys, Tenants, network, token_digest
 from lengthwise.gateway.edge.client_request import Headers, RequestParser
 from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unknown_model
+from lengthwise.gateway.edge.media_urls import MediaUrls
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.request import UNAUTHENTICATED, ClientRequest, InvalidBodyError, PrefixHasher, Refusal
@@ -111,8 +112,9 @@ class App:
         """Apply other keys and limits to later requests. A key in both configurations keeps the rest of its quotas."""
         self._limits, prefixes = config.limits, config.dispatch.prefixes
         hasher = None if prefixes == "none" else self._prefix_hasher
+        media = MediaUrls(config.limits.media_hosts)
         self._parser = RequestParser(
-            config.limits, hasher, by_tenant=prefixes == "tenant", slo_classes=config.slo_classes
+            config.limits, hasher, by_tenant=prefixes == "tenant", slo_classes=config.slo_classes, media=media
         )
         self.body_budget.max_bytes = config.limits.body_budget_bytes
         self.renew_keys(config)
@@ -171,7 +173,7 @@ class App:
             address = (scope.get("client") or ("",))[0]
             if b"authorization" not in headers and (secret := headers.get(b"x-api-key")) is not None:
                 headers[b"authorization"] = b"Bearer " + secret  # as Anthropic's client sends it
-            named = None if self.identity is None else await self.identity.key(headers, scope)
+            named = None if self.identity is None else await self._identify(self.identity, headers, scope, address)
             if named is None:
                 caller = self.keys.caller(headers.get(b"authorization"), address)
             else:
@@ -200,6 +202,22 @@ class App:
             if not exchange.has_started:
                 message = "The gateway failed to serve this request."
                 await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
+
+    async def _identify(
+        self, identity: TokenVerifier | AuthService, headers: Headers, scope: dict[str, Any], address: str
+    ) -> Key | None:
+        """Return the tenant that another service identifies, or None. Wrong tokens count as wrong keys do."""
+        throttle, digest = self.keys.throttle, token_digest(headers.get(b"authorization", b""))
+        throttle.check(address, digest)
+        try:
+            named = await identity.key(headers, scope)
+        except Fault as fault:
+            if fault.status == 401:
+                throttle.failed(address)
+            raise
+        if named is not None:
+            throttle.succeeded(address, digest)
+        return named
 
     async def _refuse(self, exchange: asgi.Exchange, fault: Fault) -> None:
         if not exchange.scheduler_reports_refusals:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 30  # wrong keys per minute from one address
 _PERIOD_S = 60.0
-MAX_ADDRESSES = 10_000
+MAX_ADDRESSES = MAX_IDENTIFIED = 10_000
 
 
 class AuthThrottle:
@@ -42,6 +42,12 @@ class AuthThrottle:
             return 0.0
         return max(0.0, started_s + _PERIOD_S - self._clock())
 
+    def check(self, address: str, digest: str | None) -> None:
+        """Raise Fault (429) while a key is blocked."""
+        if after_s := self.refused_s(address, digest):
+            message = "Too many wrong keys or tokens came from your address."
+            raise Fault(429, "guessing", message, code="too_many_failures", retry_after_s=after_s)
+
     def failed(self, address: str) -> None:
         """Count a wrong key."""
         now_s, net = self._clock(), network(address)
@@ -57,6 +63,11 @@ class AuthThrottle:
         self._accepted.setdefault((network(address), digest))
         if len(self._accepted) > MAX_ADDRESSES:
             self._accepted.popitem(last=False)
+
+
+def token_digest(authorization: bytes) -> str:
+    """Return the SHA-256 of the key or token in an Authorization header."""
+    return hashlib.sha256(authorization.partition(b" ")[2].strip()).hexdigest()
 
 
 def network(address: str) -> str:
@@ -244,6 +255,7 @@ class Keys:
         self._anonymous = None if config.needs_key else Caller(None, 0)
         known = previous.callers if previous else {}
         self.callers: dict[str, Caller] = {}
+        self._identified: OrderedDict[tuple[str, int], Caller] = OrderedDict()
 
         def caller_of(name: str, key: Key, account: ManagedKey | None) -> Caller:
             number = tenants.number(key.tenant)
@@ -267,13 +279,16 @@ class Keys:
 
     def identified(self, key: Key) -> Caller:
         """Return the caller of a tenant that another service has identified."""
-        name = f"identity:{key.priority}:{key.tenant}"
-        if (caller := self.callers.get(name)) is None:
+        name = key.tenant, key.priority
+        if (caller := self._identified.pop(name, None)) is None:
             number, account = self._tenants.number(key.tenant), None
             if self._accounts is not None:
                 account = self._accounts.of_configured(key, "identity")
-            caller = self.callers[name] = Caller(key, number)
+            caller = Caller(key, number)
             caller.update(key, number, account)
+        self._identified[name] = caller
+        if len(self._identified) > MAX_IDENTIFIED:  # forgets the one that has sent nothing for longest
+            self._identified.popitem(last=False)
         return caller
 
     def caller(self, authorization: bytes | None, address: str) -> Caller:
@@ -284,8 +299,7 @@ class Keys:
         if authorization is None:
             message = "You did not provide an API key; send it as Authorization: Bearer YOUR_KEY."
             raise Fault(401, "auth", message, code="missing_api_key", headers=challenge)
-        scheme, _, secret = authorization.partition(b" ")
-        given = hashlib.sha256(secret.strip()).hexdigest()
+        scheme, given = authorization.partition(b" ")[0], token_digest(authorization)
         # All keys are compared, so that the time does not depend on which one is right.
         matches = [caller for hashed, caller in self._hashed if hmac.compare_digest(hashed, given.encode())]
         if stored := self._stored.get(given[:8]):
@@ -296,9 +310,7 @@ class Keys:
                 if hmac.compare_digest(hashed, given.encode()) and now_s < until_s
             ]
         digest = given if matches and scheme.lower() == b"bearer" else None
-        if after_s := self.throttle.refused_s(address, digest):
-            message = "Too many wrong API keys came from your address."
-            raise Fault(429, "guessing", message, code="too_many_failures", retry_after_s=after_s)
+        self.throttle.check(address, digest)
         if digest is None:
             self.throttle.failed(address)
             message = "Incorrect API key provided."

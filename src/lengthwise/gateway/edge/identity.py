@@ -123,7 +123,9 @@ class TokenVerifier:
                 raise InputError(
                     f"oidc.jwks must have the public keys of the issuer; {place}: {error!r:.200}"
                 ) from error
-            self._keys = {str(one.key_id or ""): one for one in found if one.algorithm_name in _ALGORITHMS}
+            # A key of ``use: enc`` may be in the hands of services that only decrypt.
+            signing = [one for one in found if one.public_key_use in (None, "sig")]
+            self._keys = {str(one.key_id or ""): one for one in signing if one.algorithm_name in _ALGORITHMS}
 
 
 async def _fetched(url: str) -> bytes:

@@ -109,6 +109,14 @@ def _settle(transaction: Transaction, gateway: str, number: int, tokens: tuple[i
         _add(transaction, tenant, key_id, admitted_s, used)
 
 
+def _undo(transaction: Transaction, gateway: str, last: int, live: set[int]) -> None:
+    """Delete the reservations of a gateway up to a number that no request has."""
+    numbers = transaction.rows("SELECT number FROM lengthwise_open WHERE gateway = ? AND number <= ?", gateway, last)
+    for (number,) in numbers:
+        if number not in live:
+            _settle(transaction, gateway, number, None)
+
+
 def _load(transaction: Transaction) -> tuple[int, list[ManagedKey], dict[str, TenantSettings]]:
     """Return the number of changes so far, all keys, and all tenants."""
     changes = int(transaction.rows("SELECT changes FROM lengthwise_version")[0][0])
@@ -158,6 +166,8 @@ class Accounts(Listener):
         self._gateway = f"{self._prefix}{secrets.token_hex(8)}"
         self._last_number = 0
         self._in_flight: dict[int, _InFlight] = {}
+        self._reserving: set[int] = set()  # numbers whose transactions run
+        self._has_unknown = False  # whether a transaction of a reservation failed, which may have been committed
         self._unsettled: dict[int, tuple[_InFlight, tuple[int, int] | None]] = {}
         self._thread = ThreadPoolExecutor(1, "lengthwise-tenants")
         self._lock = threading.Lock()
@@ -182,12 +192,12 @@ class Accounts(Listener):
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
-        await self._retry()
         with contextlib.suppress(Fault):
+            await self._retry()
             await self.flush()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
         self._thread.shutdown()
-        self._progress.close(remove=not (self._in_flight or self._unsettled))
+        self._progress.close(remove=not (self._in_flight or self._unsettled or self._has_unknown))
 
     @property
     def _shown(self) -> str:
@@ -236,12 +246,18 @@ class Accounts(Listener):
         amounts = 1, request.prompt_tokens + output, key.cost(request.prompt_tokens, output)
         self._last_number += 1
         number = self._last_number
+        self._reserving.add(number)
         made = asyncio.ensure_future(self._run(lambda one: _reserve(one, self._gateway, number, key, now_s, amounts)))
         try:
             exceeded = await asyncio.shield(made)
         except asyncio.CancelledError:
             made.add_done_callback(lambda done: self._cancel(number, done))
             raise
+        except Fault:
+            self._has_unknown = True
+            raise
+        finally:
+            self._reserving.discard(number)
         if exceeded is None:
             self._in_flight[request.id] = _InFlight(number, self._progress.add(number))
             return
@@ -292,7 +308,9 @@ class Accounts(Listener):
 
     def _cancel(self, number: int, done: asyncio.Future[Any]) -> None:
         """Undo a reservation whose client left while it was made."""
-        if not done.cancelled() and done.exception() is None and done.result() is None:
+        if not done.cancelled() and done.exception() is not None:
+            self._has_unknown = True
+        elif not done.cancelled() and done.result() is None:
             self._settle(_InFlight(number, self._progress.add(number)), None)
 
     # Changes through the API:
@@ -398,9 +416,17 @@ class Accounts(Listener):
                 await self.reload()
 
     async def _retry(self) -> None:
-        """Settle the requests again that the store did not take. They stay in the file of progress until it does."""
+        """Settle the requests again that the store did not take. They stay in the file of progress until it does.
+
+        A reservation whose transaction failed may be in the store, if the connection broke after the commit.
+        """
         for one, tokens in list(self._unsettled.values()):
             self._settle(one, tokens)
+        if self._has_unknown:
+            live = {one.number for one in self._in_flight.values()} | self._unsettled.keys() | self._reserving
+            last = self._last_number
+            await self._run(lambda transaction: _undo(transaction, self._gateway, last, live))
+            self._has_unknown = False
 
     async def _run(self, work: Callable[[Transaction], Result]) -> Result:
         """Return the result of ``work`` in a transaction. Raises Fault (503) if the store cannot be used."""
