@@ -52,13 +52,14 @@ class Tls:
     cert: str | None = None
     key: str | None = None
     ca: str | None = None
+    server_name: str | None = None  # name that an engine's certificate must have; None: the host of its URL
 
 
 @dataclass(frozen=True)
 class Engine:
     """An engine to which the gateway sends requests, and how the gateway treats it."""
 
-    url: str  # its address, with or without ``/v1``
+    url: str = field(repr=False)  # its address, with or without ``/v1``, which may contain a password
     name: str = ""  # name in metrics and on the admin page; "" host and port
     kind: str = "auto"
     api_key: str | None = field(default=None, repr=False)  # key that the gateway sends, never a client's own
@@ -303,7 +304,8 @@ RESERVATIONS = ("predicted", "max_tokens")
 class TenantsConfig:
     """The store of tenants, keys and usage, and the API that changes them."""
 
-    store: str | None = None  # an SQLite file, or the URL of a PostgreSQL database; None: no store and no API
+    # an SQLite file, or the URL of a PostgreSQL database, which may contain a password; None: no store and no API
+    store: str | None = field(default=None, repr=False)
     admin_sha256: str | None = None  # hex digest of the key of the API
     progress: str | None = None  # folder of the file of tokens in flight; None: the folder of the SQLite file
     reserve: str = "predicted"  # output for which a request reserves quota: "predicted", or all of "max_tokens"
@@ -330,6 +332,7 @@ class Oidc:
     audience: str  # required ``aud`` of a token
     tenant_claim: str = "tenant"  # claim with the name of the tenant
     priority_claim: str | None = None  # claim with the priority class; None: class 0
+    role_claim: str | None = None  # claim with a role at the admin port; None: tokens open only the clients' port
     refresh_s: float = 300.0  # interval at which the keys are read again; an unknown ``kid`` reads them at once
 
 
@@ -405,6 +408,21 @@ class ResilienceConfig:
     leave_s: float = 3600.0  # time for a replaced or vanished engine to finish its responses
 
 
+ROLES = ("viewer", "operator", "admin")  # each may do what those before it may
+
+
+@dataclass(frozen=True)
+class AdminUser:
+    """A user of the admin port: "viewer" reads, "operator" drains and reloads, "admin" changes keys and tenants."""
+
+    name: str  # as the audit log has it
+    sha256: str  # hex digest of the user's token
+    role: str = ROLES[0]
+
+    def __post_init__(self) -> None:
+        require_known("role", self.role, ROLES)
+
+
 @dataclass(frozen=True)
 class Listen:
     """Addresses at which the gateway listens, and files that it writes."""
@@ -414,8 +432,11 @@ class Listen:
     admin_host: str = "127.0.0.1"  # address of the admin port; local by default
     admin_port: int | None = 8001  # metrics and admin page; None: no admin port
     tls: Tls | None = None  # with ``ca`` clients must present a certificate
+    admin_tls: Tls | None = None  # of the admin port; with ``ca`` its clients must present a certificate
+    admins: tuple[AdminUser, ...] = ()  # users of the admin port; (): reading it needs no token
     proxies: str | None = None  # addresses whose X-Forwarded-For is trusted
     journal: str | None = None  # file of the journal
+    audit: str | None = None  # file of the audit log
     trace: str | None = None  # address of an OpenTelemetry collector
 
 

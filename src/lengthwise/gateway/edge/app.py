@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
@@ -13,9 +14,9 @@ from urllib.parse import unquote
 import msgspec
 
 from lengthwise.gateway.apis import APIS
-from lengthwise.gateway.config import GatewayConfig, Key
+from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.edge import asgi, client_request
-from lengthwise.gateway.edge.auth import Caller, Charge, Keys, Tenants, network, token_digest
+from lengthwise.gateway.edge.auth import AddressRates, Caller, Charge, Keys, Tenants, network, token_digest
 from lengthwise.gateway.edge.client_request import Headers, RequestParser
 from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unknown_model
 from lengthwise.gateway.edge.media_urls import MediaUrls
@@ -117,6 +118,8 @@ class App:
             config.limits, hasher, by_tenant=prefixes == "tenant", slo_classes=config.slo_classes, media=media
         )
         self.body_budget.max_bytes = config.limits.body_budget_bytes
+        rate_rps = config.limits.rate_per_address
+        self._rates = None if math.isinf(rate_rps) else AddressRates(rate_rps, self._clock)
         self.renew_keys(config)
         self.document = document(config.limits, keys=config.needs_key)
 
@@ -171,13 +174,7 @@ class App:
                 await exchange.send(200, _JSON, self._open_body(target))
                 return
             address = (scope.get("client") or ("",))[0]
-            if b"authorization" not in headers and (secret := headers.get(b"x-api-key")) is not None:
-                headers[b"authorization"] = b"Bearer " + secret  # as Anthropic's client sends it
-            named = None if self.identity is None else await self._identify(self.identity, headers, scope, address)
-            if named is None:
-                caller = self.keys.caller(headers.get(b"authorization"), address)
-            else:
-                caller = self.keys.identified(named)
+            caller = await self._caller(headers, scope, address)
             exchange.tenant = caller.tenant
             if target.api:
                 arguments = (target.api, caller, network(address), headers, request_id)
@@ -203,21 +200,26 @@ class App:
                 message = "The gateway failed to serve this request."
                 await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
 
-    async def _identify(
-        self, identity: TokenVerifier | AuthService, headers: Headers, scope: dict[str, Any], address: str
-    ) -> Key | None:
-        """Return the tenant that another service identifies, or None. Wrong tokens count as wrong keys do."""
-        throttle, digest = self.keys.throttle, token_digest(headers.get(b"authorization", b""))
-        throttle.check(address, digest)
-        try:
-            named = await identity.key(headers, scope)
-        except Fault as fault:
-            if fault.status == 401:
-                throttle.failed(address)
-            raise
-        if named is not None:
-            throttle.succeeded(address, digest)
-        return named
+    async def _caller(self, headers: Headers, scope: dict[str, Any], address: str) -> Caller:
+        """Return the owner of the key or token of a request. Wrong tokens count as wrong keys do."""
+        if self._rates is not None:
+            self._rates.take(address)
+        if b"authorization" not in headers and (secret := headers.get(b"x-api-key")) is not None:
+            headers[b"authorization"] = b"Bearer " + secret  # as Anthropic's client sends it
+        keys, authorization = self.keys, headers.get(b"authorization")
+        if self.identity is not None:
+            digest = token_digest(authorization or b"")
+            keys.throttle.check(address, digest)
+            try:
+                named = await self.identity.key(headers, scope)
+            except Fault as fault:
+                if fault.status == 401:
+                    keys.throttle.failed(address)
+                raise
+            if named is not None:
+                keys.throttle.succeeded(address, digest)
+                return self.keys.identified(named)
+        return self.keys.caller(authorization, address)
 
     async def _refuse(self, exchange: asgi.Exchange, fault: Fault) -> None:
         if not exchange.scheduler_reports_refusals:

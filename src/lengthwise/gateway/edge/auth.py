@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 30  # wrong keys per minute from one address
 _PERIOD_S = 60.0
+BURST_S = 10.0
 MAX_ADDRESSES = MAX_IDENTIFIED = 10_000
 
 
@@ -177,6 +178,26 @@ class Caller:
             return headers
         message = "Rate limit reached for requests of this API key."
         raise Fault(429, "rate", message, code="rate_limit_exceeded", headers=headers, retry_after_s=after_s)
+
+
+class AddressRates:
+    """Token buckets of clients' addresses: ``rate_rps`` requests a second, of which those of 10 s may come at once."""
+
+    def __init__(self, rate_rps: float, clock: Clock) -> None:
+        self._rate_rps, self._clock = rate_rps, clock
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def take(self, address: str) -> None:
+        """Take a request of an address. Raises Fault (429) if none is left."""
+        net = network(address)
+        bucket = self._buckets.pop(net, None) or Bucket(max(1.0, BURST_S * self._rate_rps), self._rate_rps)
+        self._buckets[net] = bucket
+        if len(self._buckets) > MAX_ADDRESSES:
+            self._buckets.popitem(last=False)
+        if after_s := bucket.wait_s(self._clock(), 1.0):
+            message = "Rate limit reached for requests of your address."
+            raise Fault(429, "address", message, code="rate_limit_exceeded", retry_after_s=after_s)
+        bucket.left -= 1.0
 
 
 class Charge:

@@ -179,7 +179,7 @@ def _tls(tls: Tls) -> dict[str, Any]:
         "envoy.transport_sockets.tls",
         "transport_sockets.tls.v3.UpstreamTlsContext",
         common_tls_context=context,
-        auto_host_sni=True,
+        **({"sni": tls.server_name} if tls.server_name else {"auto_host_sni": True}),
         auto_sni_san_validation=True,
     )
 

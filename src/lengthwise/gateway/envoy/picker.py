@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
+from lengthwise.gateway.certificates import RenewableContext
 from lengthwise.gateway.config import Tls, bind_socket
 from lengthwise.gateway.edge import Exchange, Fault
 from lengthwise.gateway.edge.asgi import ClientGoneError
@@ -410,7 +411,13 @@ class Picker:
         if (tls := config.envoy.tls) is None:
             self.port = server.add_insecure_port(address)
         else:
-            self.port = server.add_secure_port(address, grpc.ssl_server_credentials([_key_and_certificate(tls)]))
+            context = RenewableContext(tls, is_server=True, purpose="[envoy] tls")
+
+            def read() -> Any:
+                return grpc.ssl_server_certificate_configuration([_key_and_certificate(tls)])
+
+            renewed = grpc.dynamic_ssl_server_credentials(read(), lambda: read() if context.renew() else None)
+            self.port = server.add_secure_port(address, renewed)
         await server.start()
         return self
 
