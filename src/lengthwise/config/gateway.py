@@ -293,6 +293,7 @@ class EnvoySection(Section):
     ext_proc_port: Port | None = None
     picker_host: Text = _ENVOY.picker_host
     tls: TlsSection | None = None
+    client_tls: TlsSection | None = None
     host: Text = _ENVOY.host
     port: Port = _ENVOY.port
     failure: Literal["closed", "open"] = "closed"
@@ -548,8 +549,9 @@ class _Builder:
         return tls
 
     def _envoy(self, section: EnvoySection) -> gateway_config.Envoy:
-        tls = self._server_tls(section.tls, "envoy", "tls")
-        return gateway_config.Envoy(**section.model_dump(exclude={"tls"}), tls=tls)
+        tls: dict[str, Any]
+        tls = {name: self._server_tls(getattr(section, name), "envoy", name) for name in ("tls", "client_tls")}
+        return gateway_config.Envoy(**section.model_dump(exclude={"tls", "client_tls"}), **tls)
 
     def _listen(self, section: ListenSection) -> gateway_config.Listen:
         tls: dict[str, Any] = {

@@ -49,9 +49,9 @@ GENERATION_DEFAULTS = ("unknown", "none")
 class Tls:
     """PEM files for TLS: the gateway's certificate and its key, and the authority (``ca``) that signs the peer's."""
 
-    cert: str | None = None
-    key: str | None = None
-    ca: str | None = None
+    cert: str | None = None  # own certificate, and those of authorities between it and the root
+    key: str | None = None  # private key of the certificate
+    ca: str | None = None  # authorities that sign the peer's certificate; None: those of the system
     server_name: str | None = None  # name that an engine's certificate must have; None: the host of its URL
 
 
@@ -417,7 +417,7 @@ class AdminUser:
 
     name: str  # as the audit log has it
     sha256: str  # hex digest of the user's token
-    role: str = ROLES[0]
+    role: str = ROLES[0]  # what the user may do
 
     def __post_init__(self) -> None:
         require_known("role", self.role, ROLES)
@@ -450,6 +450,7 @@ class Envoy:
     ext_proc_port: int | None = None  # port of the endpoint picker (gRPC) at ``listen.host``; None: no picker
     picker_host: str = "127.0.0.1"  # address of the picker, as Envoy reaches it
     tls: Tls | None = None  # certificate of the picker, and the authority by which Envoy verifies it
+    client_tls: Tls | None = None  # certificate of Envoy for clients; with ``ca`` clients must present one
     host: str = "127.0.0.1"  # address at which Envoy listens for clients
     port: int = 10_000  # port at which Envoy listens for clients
     # what happens to requests while there is no picker: Envoy answers 503 ("closed"), or sends them to any engine,

@@ -1,4 +1,4 @@
-"""Users of the admin port: roles, sessions of browsers, and the log of their actions, in front of a complete gateway."""
+"""Users of the admin port: roles, sessions of browsers, and the log of their actions, before a complete gateway."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -12,9 +12,6 @@ from lengthwise.gateway.audit import Actor
 from lengthwise.gateway.edge import asgi
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
 from lengthwise.schema.errors import InputError, LengthwiseError
-
-if TYPE_CHECKING:
-    from lengthwise.gateway.serve import Gateway
 
 ROOT = "/admin/"
 _BODY_BYTES = 1 << 16
@@ -32,10 +29,10 @@ class Change(msgspec.Struct, frozen=True):
 class AdminApi:
     """Serves paths below ``/admin/``. ``routes`` are handlers by path and method, ``changes`` by the same keys.
 
-    A handler gets the name in the path, the body, the query and the user. GET needs the role viewer.
+    ``gateway`` is the ``Gateway``, which makes this API. A handler gets the name in the path, the body, the query and the user. GET needs the role viewer.
     """
 
-    def __init__(self, access: Access, gateway: Gateway) -> None:
+    def __init__(self, access: Access, gateway: Any) -> None:
         self._access, self._gateway = access, gateway
         self._budget = asgi.BodyBudget(64 * _BODY_BYTES)
         self.routes: dict[str, Methods] = {
