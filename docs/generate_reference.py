@@ -74,7 +74,9 @@ APP_TABLES = {
 }
 GATEWAY_TABLES = {
     "listen": (gateway_sections.ListenSection, (gateway_config.Listen,)),
+    "[listen.admins]": (gateway_sections.AdminSection, (gateway_config.AdminUser,)),
     "[engines]": (gateway_sections.EngineSection, (gateway_config.Engine,)),
+    "engine_tls": (gateway_sections.EngineTlsSection, (gateway_config.Tls,)),
     "discovery": (gateway_sections.DiscoverySection, (gateway_config.Discovery,)),
     "order": (gateway_sections.OrderSection, (gateway_config.Order,)),
     "admission": (gateway_sections.AdmissionSection, (gateway_config.Admission,)),
@@ -138,9 +140,12 @@ GATEWAY_MEANINGS = {
     "api_key_env": "Environment variable with the key that the gateway sends to the engine.",
     "api_key_file": "File with that key.",
     "sha256_env": "Environment variable with the digest.",
+    "sha256_file": "File with the digest.",
     "store_env": "Environment variable with the store, such as a URL with a password.",
     "url_env": "Environment variable with the URL, which may have a password.",
+    "store_file": "File with the store, such as a URL with a password.",
     "admin_sha256_env": "Environment variable with that digest.",
+    "admin_sha256_file": "File with that digest.",
     "key_file": "File with lines `tenant:sha256`, instead of `tenant` and `sha256`.",
     "body_bytes": "Maximum body size.",
     "depth": "Maximum nesting of the JSON.",
@@ -187,7 +192,7 @@ def _keys(tables: Mapping[str, tuple[Any, tuple[Any, ...]]], meanings: Mapping[s
             attributes |= _attributes(described)
         for key, field in table.model_fields.items():
             meaning = meanings.get(f"{name}.{key}") or (meanings.get(key) if owner == "a gateway" else None)
-            kind = "list of texts" if (owner, key) == ("a gateway", "models") else _type(field)
+            kind = "list of texts" if owner == "a gateway" and key in ("models", "media_hosts") else _type(field)
             default = "" if kind == "table" else _default(field).replace("``", "").replace("`[]`", "")
             out.append(f"| `{key}` | {kind} | {default} | {meaning or attributes.get(_SECONDS.get(key, key), '')} |")
         out.append("")

@@ -86,7 +86,7 @@ def test_defaults_and_names_are_those_of_the_gateway():
     config = loads_gateway(ENGINE).config
     assert config == reported.GatewayConfig(engines=(reported.Engine("http://a:8000"),))
     parts = {field.name: field.type for field in dataclasses.fields(reported.GatewayConfig)}
-    assert set(GatewayFile.model_fields) == set(parts)
+    assert set(GatewayFile.model_fields) == {*parts, "engine_tls"}, "which becomes the default of each engine"
     for name in ("order", "admission", "dispatch", "prediction", "limits", "resilience", "listen", "discovery"):
         section = GatewayFile.model_fields[name].annotation
         assert set(section.model_fields) == {
@@ -276,11 +276,11 @@ def test_a_file_of_keys_that_is_wrong_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('tenant = "a"', "exactly one of sha256, sha256_env, key_file"),
+        ('tenant = "a"', "exactly one of sha256, sha256_env, sha256_file, key_file"),
         (f'sha256 = "{DIGEST}"', "keys.0.tenant: is missing"),
         ('tenant = "a"\nkey_file = "k"', "given by the lines of key_file"),
         ('key_file = "nowhere"', "cannot read nowhere"),
-        ('tenant = "a"\nsha256_env = "NOT_THERE_AT_ALL"', "NOT_THERE_AT_ALL must hold the key; it is not set"),
+        ('tenant = "a"\nsha256_env = "NOT_THERE_AT_ALL"', "NOT_THERE_AT_ALL must hold the digest; it is not set"),
     ],
 )
 def test_a_key_that_cannot_be_had_is_named(table, message):
@@ -396,3 +396,45 @@ def test_no_error_reveals_the_password_of_an_engine():
 )
 def test_an_engine_elsewhere_may_have_the_same_port(url: str, listen: str):
     assert loads_gateway(f'engines = ["{url}"]\n[listen]\n{listen}\n').config.engines[0].url == url
+
+
+def test_every_secret_has_a_variable_and_a_file_and_is_shown_nowhere(tmp_path, monkeypatch):
+    (tmp_path / "digest").write_text(f"{DIGEST}\n")
+    (tmp_path / "url").write_text("postgresql://u:pa55@db/g\n")
+    (tmp_path / "key").write_text("sk-5ecret\n")
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.setenv("DIGEST", DIGEST)
+    text = """
+[[engines]]
+url = "http://user:pa55@a:8000"
+api_key_file = "key"
+[tenants]
+store_file = "url"
+admin_sha256_file = "digest"
+progress = "."
+[[keys]]
+tenant = "a"
+sha256_file = "digest"
+[[listen.admins]]
+name = "alice"
+role = "operator"
+sha256_env = "DIGEST"
+"""
+    settings = loads_gateway(text, folder=tmp_path)
+    config = settings.config
+    assert config.listen.admins == (reported.AdminUser("alice", DIGEST, "operator"),)
+    assert (config.engines[0].api_key, config.tenants.store) == ("sk-5ecret", "postgresql://u:pa55@db/g")
+    assert config.tenants.admin_sha256 == config.keys[0].sha256 == DIGEST
+    for shown in (repr(config), settings.toml):
+        assert not any(secret in shown for secret in ("pa55", "sk-5ecret"))
+    for name, message in {
+        'admin_sha256_file = "empty"\nstore = "t.db"': "the file empty must hold the digest; it is empty",
+        'store = "t.db"\nstore_env = "S"': "tenants.store_env: means the same as store; keep one of them",
+        'store_file = "nowhere"': "cannot read",
+    }.items():
+        with pytest.raises(ScenarioError) as caught:
+            loads_gateway(f"{ENGINE}[tenants]\n{name}\n", folder=tmp_path)
+        assert message in str(caught.value)
+    assert "a and b have the same token" in wrong(
+        ENGINE + "".join(f'[[listen.admins]]\nname = "{name}"\nsha256 = "{DIGEST}"\n' for name in "ab")
+    )

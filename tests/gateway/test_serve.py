@@ -19,6 +19,7 @@ from relay_world import IDS, FixedFleet, FixedWorker, Report, pause, run, until
 from scripted_engine import Scripted, answer, encode
 
 from lengthwise.gateway import edge
+from lengthwise.gateway import serve as serve_module
 from lengthwise.gateway.config import (
     Admission,
     Engine,
@@ -448,8 +449,6 @@ def test_a_reload_that_fails_unexpectedly_is_logged_and_changes_nothing(monkeypa
 
 
 def test_clients_are_served_last_so_that_ready_means_all_is_up(monkeypatch):
-    from lengthwise.gateway import edge
-
     served, make_server = [], edge.server
 
     def server(app, *arguments, **options):
@@ -539,7 +538,9 @@ async def is_trusted(port, context):
     return True
 
 
-def test_a_renewed_certificate_is_shown_once_the_configuration_is_read_again(tmp_path):
+def test_a_renewed_certificate_is_shown_once_its_file_changes_or_the_configuration_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(serve_module, "CHECK_EVERY_S", 0.02)
+
     async def work() -> None:
         before = issued(tmp_path)
         tls = Tls(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"), None)
@@ -548,13 +549,19 @@ def test_a_renewed_certificate_is_shown_once_the_configuration_is_read_again(tmp
             async with gateway(config) as g:
                 assert await is_trusted(g.port, before)
                 after = issued(tmp_path)
-                assert not await is_trusted(g.port, after), "no request to reload it was sent"
-                await g.configure(config)
-                assert await is_trusted(g.port, after)
+                async with asyncio.timeout(60):
+                    while not await is_trusted(g.port, after):  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
                 assert not await is_trusted(g.port, before)
                 (tmp_path / "key.pem").write_text("half of a ke")
-                with pytest.raises(InputError, match=r"cert\.pem and its key .*key\.pem cannot be used"):
+                with pytest.raises(InputError, match=r"must be readable and belong together .*cert\.pem"):
                     await g.configure(config)
                 assert await is_trusted(g.port, after)
+                counts = g.telemetry.metrics.counts
+                await until(lambda: counts["certificates_failed"] == 1)
+                assert counts["certificates"] >= 1
+                last = issued(tmp_path)
+                await g.configure(config)
+                assert await is_trusted(g.port, last)
 
     run(work)

@@ -121,6 +121,7 @@ class Answers:
     [
         (Answers(302, headers=[(b"location", b"/elsewhere")]), "answers with status 302"),
         (Answers(404), "answers with status 404"),
+        (Answers(401), "set the environment variable LENGTHWISE_ADMIN_TOKEN"),
         (Answers(200, b"<html>"), "is not the state"),
         (Answers(200, b"[" * 100_000), "is not the state"),
         (Answers(200, b" " * (gateway.MAX_STATE_BYTES + 1)), "is not the state"),

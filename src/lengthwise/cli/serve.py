@@ -303,7 +303,8 @@ def _banner(gateway: Gateway) -> str:
         f"clients  {base}/v1  ({keys})",
     ]
     if gateway.admin_port is not None:
-        admin = f"http://{_client_host(config.listen.admin_host)}:{gateway.admin_port}"
+        scheme = "https" if config.listen.admin_tls else "http"
+        admin = f"{scheme}://{_client_host(config.listen.admin_host)}:{gateway.admin_port}"
         lines.append(f"admin    {admin}/  metrics at {admin}/metrics")
     if gateway.picker is not None:
         lines.append(f"picker   {_client_host(config.listen.host)}:{gateway.picker.port}  (Envoy's ext_proc, gRPC)")

@@ -60,6 +60,22 @@ class TlsSection(Section):
     ca: Text | None = None
 
 
+class EngineTlsSection(TlsSection):
+    """Certificate files for engines. ``server_name`` is the name that their certificates must have."""
+
+    server_name: Text | None = None
+
+
+class AdminSection(Section):
+    """A user of the admin port, with the SHA-256 digest of the token (never the token)."""
+
+    name: Annotated[Text, Field(max_length=64)]
+    role: Literal["viewer", "operator", "admin"] = "viewer"
+    sha256: Text | None = None
+    sha256_env: Text | None = None
+    sha256_file: Text | None = None
+
+
 class ListenSection(Section):
     """Where the gateway listens. With ``admin_port = "none"`` it serves no admin page and no metrics."""
 
@@ -68,8 +84,11 @@ class ListenSection(Section):
     admin_host: Text = _LISTEN.admin_host
     admin_port: Port | Literal["none"] = 8001
     tls: TlsSection | None = None
+    admin_tls: TlsSection | None = None
+    admins: list[AdminSection] = Field(default_factory=list)
     proxies: Text | None = None
     journal: Text | None = None
+    audit: Text | None = None
     trace: Text | None = None
 
 
@@ -80,7 +99,7 @@ class EngineTemplate(Section):
     api_key_env: Text | None = None
     api_key_file: Text | None = None
     concurrency: PositiveInt | None = None
-    tls: TlsSection | None = None
+    tls: EngineTlsSection | None = None
     probe: bool = _ENGINE.probe
     generation_defaults: GenerationDefaults = "unknown"
 
@@ -177,6 +196,7 @@ class KeySection(Section):
     tenant: Text | None = None
     sha256: Text | None = None
     sha256_env: Text | None = None
+    sha256_file: Text | None = None
     key_file: Text | None = None
     models: list[Text] = Field(default_factory=list)
     priority: int = _KEY.priority
@@ -204,8 +224,10 @@ class TenantsSection(Section):
 
     store: Text | None = None
     store_env: Text | None = None
+    store_file: Text | None = None
     admin_sha256: Text | None = None
     admin_sha256_env: Text | None = None
+    admin_sha256_file: Text | None = None
     progress: Text | None = None
     reserve: Literal["predicted", "max_tokens"] = "predicted"
     refresh_s: _Above = _DEFAULTS.tenants.refresh_s
@@ -219,6 +241,7 @@ class OidcSection(Section):
     audience: Text
     tenant_claim: Text = "tenant"
     priority_claim: Text | None = None
+    role_claim: Text | None = None
     refresh_s: _Above = 300.0
 
 
@@ -244,6 +267,9 @@ class LimitsSection(Section):
     idle_s: Seconds = _LIMITS.idle_s
     body_budget_bytes: PositiveInt = _LIMITS.body_budget_bytes
     values: PositiveInt = _LIMITS.values
+    media_hosts: list[Text] = Field(default_factory=list)
+    connections_per_address: PositiveInt | None = None
+    rate_per_address: Annotated[NotNan, Field(gt=0)] = _LIMITS.rate_per_address
 
 
 class ResilienceSection(Section):
@@ -268,6 +294,7 @@ class EnvoySection(Section):
     ext_proc_port: Port | None = None
     picker_host: Text = _ENVOY.picker_host
     tls: TlsSection | None = None
+    client_tls: TlsSection | None = None
     host: Text = _ENVOY.host
     port: Port = _ENVOY.port
     failure: Literal["closed", "open"] = "closed"
@@ -288,6 +315,7 @@ class GatewayFile(Section):
 
     listen: ListenSection = ListenSection()
     engines: list[EngineSection] = Field(default_factory=list)
+    engine_tls: EngineTlsSection | None = None
     discovery: DiscoverySection = DiscoverySection()
     order: OrderSection = OrderSection()
     admission: AdmissionSection = AdmissionSection()
@@ -323,6 +351,7 @@ _SHIPPED = ("default", "none")
 _UNUSED_URL = gateway_config.Discovery().engine.url  # the address in ``Engine`` records that have none
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _A_DIGEST = "must be the 64 hex digits of a SHA-256 digest (lengthwise serve --hash-key prints it)"
+_PASSWORD = re.compile(r"(?<=://)[^/@\s\"]*@")
 _WEB_ADDRESS = re.compile(r"[\x21-\x7e]+")
 
 
@@ -386,7 +415,8 @@ def _checked(
     config = builder.build(file)
     raise_if_any(builder.problems, source, paths, from_option)
     assert config is not None  # None only with problems
-    return GatewaySettings(config, to_toml(file.model_dump(exclude_none=True)), source)
+    toml = _PASSWORD.sub("...@", to_toml(file.model_dump(exclude_none=True)))
+    return GatewaySettings(config, toml, source)
 
 
 def _expanded(value: Any) -> Any:
@@ -429,6 +459,7 @@ class _Builder:
         self.folder, self.problems = folder, Problems()
 
     def build(self, file: GatewayFile) -> GatewayConfig | None:
+        self._engine_tls = self._tls(file.engine_tls, "engine_tls")
         parts: dict[str, Any] = {
             "engines": tuple(self._engine(one, "engines", str(at)) for at, one in enumerate(file.engines)),
             "discovery": self._discovery(file.discovery),
@@ -447,7 +478,8 @@ class _Builder:
         defaults: dict[str, Any] = {"admission": _ADMISSION, "limits": _LIMITS, "resilience": _RESILIENCE}
         for name, default in defaults.items():
             with self.problems.at(name):
-                parts[name] = type(default)(**getattr(file, name).model_dump())
+                given = getattr(file, name).model_dump().items()
+                parts[name] = type(default)(**{key: tuple(one) if isinstance(one, list) else one for key, one in given})
         names: set[str] = set()
         for at, engine in enumerate(parts["engines"]):
             name = engine.name or urlsplit(engine.url).netloc.rpartition("@")[2]
@@ -474,9 +506,11 @@ class _Builder:
         if section is None:
             return None
         if (section.cert is None) is not (section.key is None):
-            self.problems.add("cert and key belong together; give both or none", *path, "tls")
-        files = section.model_dump(exclude_none=True)
-        return gateway_config.Tls(**{name: self._file(text, *path, "tls", name) for name, text in files.items()})
+            self.problems.add("cert and key belong together; give both or none", *path)
+        given = section.model_dump(exclude_none=True)
+        name = given.pop("server_name", None)
+        files = {key: self._file(text, *path, key) for key, text in given.items()}
+        return gateway_config.Tls(**files, server_name=name)
 
     def _engine(self, section: EngineTemplate, *path: str) -> gateway_config.Engine:
         with self.problems.at(*path):
@@ -485,7 +519,9 @@ class _Builder:
                 check_address(section.url, "the address of a server")
                 url, name = section.url, section.name
             settings = section.model_dump(include={"kind", "concurrency", "probe", "generation_defaults"})
-            key, tls = _engine_key(section, self.folder), self._tls(section.tls, *path)
+            key, tls = _engine_key(section, self.folder), self._tls(section.tls, *path, "tls")
+            if tls is None and (url.startswith("https:") or not isinstance(section, EngineSection)):
+                tls = self._engine_tls
             return gateway_config.Engine(url, name=name, api_key=key, tls=tls, **settings)
         # The problem is recorded above. The unique name prevents a second one, about a duplicate name.
         return gateway_config.Engine(_UNUSED_URL, name=".".join(path))
@@ -518,35 +554,55 @@ class _Builder:
             gateway_config.router_policy(dispatch)
         return dispatch
 
-    def _server_tls(self, section: TlsSection | None, path: str) -> gateway_config.Tls | None:
-        tls = self._tls(section, path)
+    def _server_tls(self, section: TlsSection | None, *path: str) -> gateway_config.Tls | None:
+        tls = self._tls(section, *path)
         if tls is not None and tls.cert is None:
-            self.problems.add("a server needs cert and key", path, "tls")
+            self.problems.add("a server needs cert and key", *path)
         return tls
 
     def _envoy(self, section: EnvoySection) -> gateway_config.Envoy:
-        tls = self._server_tls(section.tls, "envoy")
-        return gateway_config.Envoy(**section.model_dump(exclude={"tls"}), tls=tls)
+        tls: dict[str, Any]
+        tls = {name: self._server_tls(getattr(section, name), "envoy", name) for name in ("tls", "client_tls")}
+        return gateway_config.Envoy(**section.model_dump(exclude={"tls", "client_tls"}), **tls)
 
     def _listen(self, section: ListenSection) -> gateway_config.Listen:
-        tls = self._server_tls(section.tls, "listen")
+        tls: dict[str, Any] = {
+            name: self._server_tls(getattr(section, name), "listen", name) for name in ("tls", "admin_tls")
+        }
         if section.admin_port == section.port and section.port and section.admin_host == section.host:
             self.problems.add("must differ from port", "listen", "admin_port")
-        journal = None if section.journal is None else self.folder / Path(section.journal).expanduser()
-        with self.problems.at("listen", "journal"):
-            if journal is not None:
-                check_journal(journal)
+        files: dict[str, Any] = {}
+        for name in ("journal", "audit"):
+            with self.problems.at("listen", name):
+                if (text := getattr(section, name)) is not None:
+                    check_journal(path := self.folder / Path(text).expanduser())
+                    files[name] = str(path)
         with self.problems.at("listen", "proxies"):
             check_proxies(section.proxies or "*")
         with self.problems.at("listen", "trace"):
             if section.trace is not None:
                 check_collector(section.trace)
         return gateway_config.Listen(
-            **section.model_dump(exclude={"tls", "admin_port", "journal"}),
+            **section.model_dump(include={"host", "port", "admin_host", "proxies", "trace"}),
             admin_port=None if section.admin_port == "none" else section.admin_port,
-            tls=tls,
-            journal=None if journal is None else str(journal),
+            admins=self._admins(section.admins),
+            **tls,
+            **files,
         )
+
+    def _admins(self, sections: Sequence[AdminSection]) -> tuple[gateway_config.AdminUser, ...]:
+        by_digest: dict[str, gateway_config.AdminUser] = {}
+        for at, section in enumerate(sections):
+            with self.problems.at("listen", "admins", str(at)):
+                digest = _secret(section, "sha256", self.folder, "digest")
+                if digest is None:
+                    raise InputError("needs exactly one of sha256, sha256_env, sha256_file")
+                if not _DIGEST.fullmatch(digest):
+                    raise WrongKeyError("sha256", _A_DIGEST)
+                if (other := by_digest.get(digest.lower())) is not None:
+                    raise InputError(f"{other.name} and {section.name} have the same token; give each its own")
+                by_digest[digest.lower()] = gateway_config.AdminUser(section.name, digest.lower(), section.role)
+        return tuple(by_digest.values())
 
     def _prediction(self, section: PredictionSection) -> gateway_config.PredictionConfig:
         settings = section.model_dump()
@@ -580,16 +636,12 @@ class _Builder:
     def _tenants(self, section: TenantsSection) -> gateway_config.TenantsConfig:
         given: dict[str, str] = {}
         with self.problems.at("tenants"):
-            for name in ("store", "admin_sha256"):
-                value, variable = getattr(section, name), getattr(section, f"{name}_env")
-                if value is not None and variable is not None:
-                    raise WrongKeyError(f"{name}_env", f"means the same as {name}; keep one of them")
-                if value is not None or variable is not None:
-                    given[name] = value or _variable(
-                        f"{name}_env", variable, "digest" if name == "admin_sha256" else "URL"
-                    )
+            for name, what in (("store", "URL"), ("admin_sha256", "digest")):
+                if (value := _secret(section, name, self.folder, what)) is not None:
+                    given[name] = value
             if section.store is not None and urlsplit(section.store).password is not None:
-                raise WrongKeyError("store", "must have no password; name a variable with the URL: store_env")
+                text = "must have no password; name a variable or a file with the URL: store_env, store_file"
+                raise WrongKeyError("store", text)
             if "admin_sha256" in given and not _DIGEST.fullmatch(given["admin_sha256"]):
                 raise WrongKeyError("admin_sha256", _A_DIGEST)
             if "store" in given and "://" not in given["store"]:
@@ -627,21 +679,32 @@ class _Builder:
 
 
 def _engine_key(section: EngineTemplate, folder: Path) -> str | None:
-    if section.api_key_env is not None and section.api_key_file is not None:
-        raise WrongKeyError("api_key_env", "means the same as api_key_file; keep one of them")
-    if section.api_key_env is not None:
-        name, key = "api_key_env", _variable("api_key_env", section.api_key_env)
-    elif section.api_key_file is not None:
-        name, key = "api_key_file", _text("api_key_file", section.api_key_file, folder).strip()
-    else:
-        return None
-    if not key or not key.isascii() or not key.isprintable():
+    key = _secret(section, "api_key", folder, "key")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        name = "api_key_env" if section.api_key_env is not None else "api_key_file"
         raise WrongKeyError(name, "the key must be one line of printable ASCII, because a header carries it")
     return key
 
 
+def _secret(section: Section, name: str, folder: Path, what: str) -> str | None:
+    """Return the value of a key, or of the variable (``NAME_env``) or file (``NAME_file``) that has it, or None."""
+    keys = [key for key in (name, f"{name}_env", f"{name}_file") if getattr(section, key, None) is not None]
+    if len(keys) > 1:
+        raise WrongKeyError(keys[1], f"means the same as {keys[0]}; keep one of them")
+    if not keys:
+        return None
+    given = str(getattr(section, keys[0]))
+    if keys[0].endswith("_env"):
+        return _variable(keys[0], given, what)
+    if keys[0].endswith("_file"):
+        if not (text := _text(keys[0], given, folder).strip()):
+            raise WrongKeyError(keys[0], f"the file {given} must hold the {what}; it is empty")
+        return text
+    return given
+
+
 def _client_keys(section: KeySection, folder: Path) -> tuple[Key, ...]:
-    ways = ("sha256", "sha256_env", "key_file")
+    ways = ("sha256", "sha256_env", "sha256_file", "key_file")
     given = [name for name in ways if getattr(section, name) is not None]
     if len(given) != 1:
         text = f"needs exactly one of {', '.join(ways)}"
@@ -652,7 +715,7 @@ def _client_keys(section: KeySection, folder: Path) -> tuple[Key, ...]:
     if section.key_file is not None:
         digests = _digests_of_file(_text("key_file", section.key_file, folder), section.key_file)
     else:
-        digest = section.sha256 or _variable("sha256_env", section.sha256_env or "")
+        digest = _secret(section, "sha256", folder, "digest") or ""
         if not _DIGEST.fullmatch(digest):
             raise WrongKeyError(given[0], _A_DIGEST)
         digests = [(section.tenant or "", digest)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
 from dataclasses import dataclass, field
 from itertools import product
@@ -49,16 +50,17 @@ GENERATION_DEFAULTS = ("unknown", "none")
 class Tls:
     """PEM files for TLS: the gateway's certificate and its key, and the authority (``ca``) that signs the peer's."""
 
-    cert: str | None = None
-    key: str | None = None
-    ca: str | None = None
+    cert: str | None = None  # own certificate, and those of authorities between it and the root
+    key: str | None = None  # private key of the certificate
+    ca: str | None = None  # authorities that sign the peer's certificate; None: those of the system
+    server_name: str | None = None  # name that an engine's certificate must have; None: the host of its URL
 
 
 @dataclass(frozen=True)
 class Engine:
     """An engine to which the gateway sends requests, and how the gateway treats it."""
 
-    url: str  # its address, with or without ``/v1``
+    url: str = field(repr=False)  # its address, with or without ``/v1``, which may contain a password
     name: str = ""  # name in metrics and on the admin page; "" host and port
     kind: str = "auto"
     api_key: str | None = field(default=None, repr=False)  # key that the gateway sends, never a client's own
@@ -303,7 +305,8 @@ RESERVATIONS = ("predicted", "max_tokens")
 class TenantsConfig:
     """The store of tenants, keys and usage, and the API that changes them."""
 
-    store: str | None = None  # an SQLite file, or the URL of a PostgreSQL database; None: no store and no API
+    # an SQLite file, or the URL of a PostgreSQL database, which may contain a password; None: no store and no API
+    store: str | None = field(default=None, repr=False)
     admin_sha256: str | None = None  # hex digest of the key of the API
     progress: str | None = None  # folder of the file of tokens in flight; None: the folder of the SQLite file
     reserve: str = "predicted"  # output for which a request reserves quota: "predicted", or all of "max_tokens"
@@ -330,6 +333,7 @@ class Oidc:
     audience: str  # required ``aud`` of a token
     tenant_claim: str = "tenant"  # claim with the name of the tenant
     priority_claim: str | None = None  # claim with the priority class; None: class 0
+    role_claim: str | None = None  # claim with a role at the admin port; None: tokens open only the clients' port
     refresh_s: float = 300.0  # interval at which the keys are read again; an unknown ``kid`` reads them at once
 
 
@@ -339,6 +343,11 @@ class ExternalAuth:
 
     url: str  # it gets a GET with the Authorization header, X-Original-Method and X-Original-URI of the request
     timeout_s: float = 1.0  # without an answer until then, the request gets 503
+
+
+_MEDIA_HOST = re.compile(
+    r"\*|(?:(?:\*\.)?[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+)
 
 
 @dataclass(frozen=True)
@@ -359,9 +368,23 @@ class Limits:
     # at least twice the size of its body, and 7 to 9 times that of token ids. A key (or address) gets a quarter
     body_budget_bytes: int = 512 << 20
     values: int = 1 << 20  # list members and object fields of a body, such as token ids of its prompt
+    # hosts from which engines may fetch images, sounds, videos and files that bodies name by URL: "images.example.com",
+    # "*.example.com", an address, each with ":port" unless it is the default one, or "*" for all public hosts
+    media_hosts: tuple[str, ...] = ()
+    connections_per_address: int | None = None  # open connections of an address that is no trusted proxy
+    # requests per second of a client's address in the long run, of which those of 10 s may come at once; inf: no limit
+    rate_per_address: float = math.inf
 
     def __post_init__(self) -> None:
-        _require_integers(self, 1, "body_budget_bytes", "values")
+        _require_integers(self, 1, "body_budget_bytes", "values", "connections_per_address")
+        if not self.rate_per_address > 0:
+            raise InputError(f"rate_per_address must be above 0; it is {self.rate_per_address!r}")
+        for host in self.media_hosts:
+            if not _MEDIA_HOST.fullmatch(host):
+                raise InputError(
+                    'media_hosts must be names such as "images.example.com" or "*.example.com", addresses, or "*", '
+                    f"without a scheme; one is {host!r}"
+                )
         if self.body_budget_bytes < self.body_bytes:
             both = f"{self.body_budget_bytes}, {self.body_bytes}"
             raise InputError(f"body_budget_bytes must be at least body_bytes; they are {both}")
@@ -389,6 +412,21 @@ class ResilienceConfig:
     leave_s: float = 3600.0  # time for a replaced or vanished engine to finish its responses
 
 
+ROLES = ("viewer", "operator", "admin")  # each may do what those before it may
+
+
+@dataclass(frozen=True)
+class AdminUser:
+    """A user of the admin port: "viewer" reads, "operator" drains and reloads, "admin" changes keys and tenants."""
+
+    name: str  # as the audit log has it
+    sha256: str  # hex digest of the user's token
+    role: str = ROLES[0]  # what the user may do
+
+    def __post_init__(self) -> None:
+        require_known("role", self.role, ROLES)
+
+
 @dataclass(frozen=True)
 class Listen:
     """Addresses at which the gateway listens, and files that it writes."""
@@ -398,8 +436,11 @@ class Listen:
     admin_host: str = "127.0.0.1"  # address of the admin port; local by default
     admin_port: int | None = 8001  # metrics and admin page; None: no admin port
     tls: Tls | None = None  # with ``ca`` clients must present a certificate
+    admin_tls: Tls | None = None  # of the admin port; with ``ca`` its clients must present a certificate
+    admins: tuple[AdminUser, ...] = ()  # users of the admin port; (): reading it needs no token
     proxies: str | None = None  # addresses whose X-Forwarded-For is trusted
     journal: str | None = None  # file of the journal
+    audit: str | None = None  # file of the audit log
     trace: str | None = None  # address of an OpenTelemetry collector
 
 
@@ -426,6 +467,7 @@ class Envoy:
     ext_proc_port: int | None = None  # port of the endpoint picker (gRPC) at ``listen.host``; None: no picker
     picker_host: str = "127.0.0.1"  # address of the picker, as Envoy reaches it
     tls: Tls | None = None  # certificate of the picker, and the authority by which Envoy verifies it
+    client_tls: Tls | None = None  # certificate of Envoy for clients; with ``ca`` clients must present one
     host: str = "127.0.0.1"  # address at which Envoy listens for clients
     port: int = 10_000  # port at which Envoy listens for clients
     # what happens to requests while there is no picker: Envoy answers 503 ("closed"), or sends them to any engine,

@@ -15,8 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from lengthwise.gateway.background import on_thread
-from lengthwise.gateway.config import GatewayConfig, Phases, bind_socket, check_ports, router_policy
+from lengthwise.gateway.audit import SIGNAL, Actor, AuditLog
+from lengthwise.gateway.background import background, on_thread
+from lengthwise.gateway.certificates import CHECK_EVERY_S, RenewableContext
+from lengthwise.gateway.config import AdminUser, GatewayConfig, Phases, bind_socket, check_ports, router_policy
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.replanning import ReplannerFactory
 from lengthwise.gateway.request import PrefixHasher
@@ -86,7 +88,10 @@ class Gateway:
         self.tracker: PlanTracker | None = None
         self._configuring, self._stack = asyncio.Lock(), contextlib.AsyncExitStack()
         self._admin: AdminApp | None = None
+        self.audit = AuditLog(config.listen.audit, wall)
+        self.read_config: Callable[[], GatewayConfig] | None = None  # reads the configuration again
         self._edge: uvicorn.Server | None = None
+        self._contexts: list[RenewableContext] = []  # of this gateway's ports
 
     async def __aenter__(self) -> Self:
         try:
@@ -130,14 +135,20 @@ class Gateway:
             self.driver.close()
             await self._stack.aclose()
 
-    async def configure(self, config: GatewayConfig) -> None:
+    async def configure(self, config: GatewayConfig, actor: Actor = SIGNAL) -> None:
         """Apply another configuration: settings of the queue to all requests, other settings to later requests.
 
-        Concurrent calls are applied one after the other. The gateway's certificate is read again. Raises InputError,
-        and changes nothing, if a setting cannot change while the gateway runs, or cannot be used.
+        Concurrent calls are applied one after the other. All certificates are read again. The audit log gets the
+        engines that ``actor`` adds and removes. Raises InputError, and changes nothing, if a setting cannot change
+        while the gateway runs, or cannot be used.
         """
         async with self._configuring:
+            before = {engine.display_url for engine in self.config.engines}
             await self._configure(config)
+            after = {engine.display_url for engine in config.engines}
+            for action, urls in (("worker_added", after - before), ("worker_removed", before - after)):
+                for url in sorted(urls):
+                    self.audit.record(actor, action, url)
 
     async def apply_phases(self, phases: Phases) -> None:
         """Apply another schedule from each engine's next phase on. Raises InputError as ``configure`` does."""
@@ -147,29 +158,43 @@ class Gateway:
 
     async def _configure(self, config: GatewayConfig) -> None:
         from lengthwise.gateway.core import check_change
-        from lengthwise.gateway.edge import check_certificate, renew_certificate
 
         for name in _FIXED_SECTIONS:
-            if getattr(config, name) != getattr(self.config, name):
+            new, old = getattr(config, name), getattr(self.config, name)
+            if name == "listen":
+                old = replace(old, admins=new.admins)
+            if new != old:
                 raise InputError(f"[{name}] cannot change while the gateway runs; restart it with the new file")
         check_ports(config)
         check_change(self.config.order, config.order)
         router_policy(config.dispatch)
-        if (tls := config.listen.tls) is not None:
-            check_certificate(tls)
+        for context in self._contexts:
+            context.check()
         await self.fleet.configure(config)
         self.driver.configure(config)
         self.telemetry.configure(config)
         self.config = config
         if self._admin is not None:
             self._admin.configure(config)
+            self._admin.access.configure(*self._admin_users())
         self.app.configure(config)
         self.relay.configure(config)
-        if tls is not None and self._edge is not None:
-            renew_certificate(self._edge, tls)
+        self._renew_certificates(force=True)
+
+    def _renew_certificates(self, *, force: bool = False) -> None:
+        pools = [getattr(worker.session.connector, "pool", None) for worker in self.fleet.workers()]
+        engines = [one.tls for one in pools if one is not None]
+        for context in (*self._contexts, *engines):
+            if isinstance(context, RenewableContext) and (is_used := context.renew(force=force)) is not None:
+                self.telemetry.metrics.counts["certificates" if is_used else "certificates_failed"] += 1
+
+    async def _watch_files(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            self._renew_certificates()
+            self.audit.flush()
 
     async def _start(self) -> None:
-        from lengthwise.gateway.admin import AdminApp
         from lengthwise.gateway.edge import App, Tenants
         from lengthwise.gateway.fleet import Fleet
         from lengthwise.gateway.length_prediction import LengthPredictor
@@ -188,6 +213,7 @@ class Gateway:
         driver = self.driver = SchedulerDriver(self.scheduler, clock, self._listeners)
         accounts = await self._open_accounts()
         self.telemetry = Telemetry(config, clock, statistics=driver.statistics, tenants=tenants)
+        self.telemetry.metrics.audit = self.audit
         make_predictor = self._make_predictor or LengthPredictor
         self.length_predictor: Any = make_predictor(config.prediction, clock, driver.repredict)
         for part in (self.telemetry, self.length_predictor):
@@ -212,16 +238,15 @@ class Gateway:
         self.app = App(config, handler, listener=driver.listeners, **state)
         await self._open_shared_queue()
         if admin_listener is not None:
-            app = self._admin = AdminApp(config, driver, self.fleet, self.length_predictor, self.telemetry, clock=clock)
-            await stack.enter_async_context(app)
-            _, self.admin_port = await self._serve(app, admin_listener)
+            await self._open_admin(admin_listener)
         if accounts is not None:
             self._use_accounts(accounts)
         await self._open_identity()
         await self._open_picker()
         # The clients' port opens last, so that /ready answers only when everything else is up. Until ``started`` it
         # fails, as a signal still stops the gateway at once.
-        self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
+        self._edge, self.port = await self._serve(self.app, listener, "tls", proxies=listen.proxies)
+        await stack.enter_async_context(background(self._watch_files()))
         self.started = True
 
     def _new_scheduler(self) -> Scheduler:
@@ -250,6 +275,16 @@ class Gateway:
         app.prefix_hasher = PrefixHasher(bytes.fromhex(queue.secret), self._tenants)
         app.configure(self.config)
 
+    async def _open_admin(self, listener: socket.socket) -> None:
+        from lengthwise.gateway.admin import Access, AdminApi, AdminApp
+
+        parts = self.driver, self.fleet, self.length_predictor, self.telemetry
+        app = self._admin = AdminApp(self.config, *parts, clock=self._clock)
+        app.access = Access(*self._admin_users(), self._clock, self.audit)
+        app.api = AdminApi(app.access, self)
+        await self._stack.enter_async_context(app)
+        _, self.admin_port = await self._serve(app, listener, "admin_tls", proxies=self.config.listen.proxies)
+
     async def _open_accounts(self) -> Accounts | None:
         if self.config.tenants.store is None:
             return None
@@ -265,6 +300,8 @@ class Gateway:
         if self.config.oidc is not None:
             verifier = TokenVerifier(self.config.oidc, self._clock)
             self.app.identity = await self._stack.enter_async_context(verifier)
+            if self._admin is not None and self.config.oidc.role_claim is not None:
+                self._admin.access.verifier, self._admin.access.role_claim = verifier, self.config.oidc.role_claim
         elif self.config.external_auth is not None:
             self.app.identity = await self._stack.enter_async_context(AuthService(self.config.external_auth))
 
@@ -274,6 +311,7 @@ class Gateway:
 
             picker = Picker(self.app, self.relay, self.driver, self.fleet, self.telemetry)
             self.picker = await self._stack.enter_async_context(picker)
+            self._contexts += [] if picker.tls is None else [picker.tls]
 
     def _use_accounts(self, accounts: Accounts) -> None:
         """Use keys and weights of the store of tenants, now and after each change. Serve the API that changes them."""
@@ -285,17 +323,30 @@ class Gateway:
 
         self.app.accounts, accounts.on_change = accounts, renew
         renew(accounts.tenants)
-        if self._admin is not None:
-            self._admin.tenants = TenantsApi(
-                accounts, self.config.tenants.admin_sha256 or "", self._clock, lambda: self.config.slo_classes
-            )
+        if self._admin is not None and (api := self._admin.api) is not None:
+            tenants_api = TenantsApi(accounts, lambda: self.config.slo_classes)
+            api.routes |= tenants_api.routes
+            api.changes |= tenants_api.changes
+
+    def _admin_users(self) -> tuple[tuple[AdminUser, ...], bool]:
+        """Return the users of the admin port, and whether reading it needs no user."""
+        config, users = self.config, self.config.listen.admins
+        is_open = not users and (config.oidc is None or config.oidc.role_claim is None)
+        if (digest := config.tenants.admin_sha256) is not None:
+            users = (*users, AdminUser("admin", digest, "admin"))
+        return users, is_open
 
     def _num_in_flight(self, name: str) -> int:
         return sum(worker.in_flight for worker in self.driver.statistics().workers if worker.name == name)
 
-    async def _serve(self, app: Any, listener: socket.socket, **options: Any) -> tuple[uvicorn.Server, int]:
+    async def _serve(
+        self, app: Any, listener: socket.socket, tls_name: str, **options: Any
+    ) -> tuple[uvicorn.Server, int]:
         from lengthwise.gateway.edge import server as make_server
 
+        if (tls := getattr(self.config.listen, tls_name)) is not None:
+            options["tls"] = RenewableContext(tls, is_server=True, purpose=f"[listen] {tls_name}")
+            self._contexts.append(options["tls"])
         host, port = listener.getsockname()[:2]
         server = make_server(app, self.config.limits, host=host, port=port, drain_s=_SHUTDOWN_S, **options)
         setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the gateway's
@@ -307,7 +358,7 @@ class Gateway:
                 running.result()
                 raise InputError(f"the gateway could not listen at {listener.getsockname()}")
             await asyncio.sleep(_POLL_INTERVAL_S)
-        return server, port
+        return server, int(port)
 
 
 def serve(
@@ -339,8 +390,10 @@ def serve(
         if started is not None:
             await started(gateway)
 
+    gateway = Gateway(config)
+    gateway.read_config = reload
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(_serve_until_signal(Gateway(config), after_start, reload))
+        runner.run(_serve_until_signal(gateway, after_start))
 
 
 async def _drain(gateway: Gateway, stop: asyncio.Event) -> None:
@@ -355,23 +408,24 @@ async def _drain(gateway: Gateway, stop: asyncio.Event) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _reload(gateway: Gateway, reload: Callable[[], GatewayConfig] | None) -> None:
-    if reload is None:
+async def _reload(gateway: Gateway) -> None:
+    if gateway.read_config is None:
         _log.warning("there is no configuration file to reload")
         return
+    outcome = "failed"
     try:
-        await gateway.configure(reload())
+        await gateway.configure(gateway.read_config())
     except LengthwiseError as error:
         _log.error("the configuration stays as it was: %s", error)
     except Exception:  # noqa: BLE001 - logged; the gateway serves on
         _log.exception("the configuration stays as it was, as reading it failed unexpectedly")
     else:
         _log.info("the configuration was reloaded")
+        outcome = "ok"
+    gateway.audit.record(SIGNAL, "reload", outcome=outcome)
 
 
-async def _serve_until_signal(
-    gateway: Gateway, started: Callable[[Gateway], Awaitable[None]], reload: Callable[[], GatewayConfig] | None
-) -> None:
+async def _serve_until_signal(gateway: Gateway, started: Callable[[Gateway], Awaitable[None]]) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
     up, first, second = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -384,7 +438,7 @@ async def _serve_until_signal(
 
     async def on_reload() -> None:
         await up.wait()
-        await _reload(gateway, reload)
+        await _reload(gateway)
 
     handlers = {signal.SIGTERM: on_stop, signal.SIGINT: on_stop}
     handlers[signal.SIGHUP] = lambda: reloads.add(asyncio.ensure_future(on_reload()))

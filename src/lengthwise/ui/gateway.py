@@ -7,6 +7,7 @@ import http.client
 import io
 import json
 import math
+import os
 import shlex
 import socket
 import time
@@ -30,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "routers": ["all"],
 }
 TIMEOUT_S, MAX_STATE_BYTES = 3.0, 4 * 1024 * 1024
+TOKEN = "LENGTHWISE_ADMIN_TOKEN"  # noqa: S105 - the variable with a user's token of the admin ports
 
 
 def page(gateways: Sequence[str] = ()) -> Page:
@@ -111,7 +113,9 @@ def fetched_state(address: str, task: Task) -> Any:
     body = bytearray()
     try:
         with contextlib.closing(connect(at.hostname or "", at.port, timeout=TIMEOUT_S)) as connection:
-            connection.request("GET", f"{at.path}/state.json")  # which follows no redirect
+            token = os.environ.get(TOKEN, "")
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            connection.request("GET", f"{at.path}/state.json", headers=headers)  # which follows no redirect
             response = http.client.HTTPResponse(_Until(end_s, connection.sock))  # type: ignore[arg-type]
             response.begin()
             while response.status == http.HTTPStatus.OK and (part := response.read1(1 << 16)):
@@ -119,6 +123,8 @@ def fetched_state(address: str, task: Task) -> Any:
                 task.check()
                 if len(body) > MAX_STATE_BYTES:
                     raise _not_a_gateway(address)
+        if response.status == http.HTTPStatus.UNAUTHORIZED:
+            raise InputError(f"{address} needs the token of a user: set the environment variable {TOKEN}")
         if response.status != http.HTTPStatus.OK:
             raise InputError(f"{address}/state.json answers with status {response.status}; is it an admin address?")
         return json.loads(body)

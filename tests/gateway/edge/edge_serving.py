@@ -116,10 +116,10 @@ def plain(client_request):
 class Served:
     """The edge on a port, in a thread of its own."""
 
-    def __init__(self, of, exchange=None, models=("tiny", "org/large"), tls=None, **more):
+    def __init__(self, of, exchange=None, models=("tiny", "org/large"), tls=None, proxies=None, **more):
         self.script = exchange or Script()
         self.app = edge.App(of, self.script, models=lambda: models, **more)
-        self.server = edge.server(self.app, of.limits, drain_s=1, tls=tls)
+        self.server = edge.server(self.app, of.limits, drain_s=1, tls=tls, proxies=proxies)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._ready = threading.Event()
 

@@ -357,3 +357,39 @@ def test_a_client_that_disconnects_while_waiting_is_noticed_whatever_the_body_le
         until(lambda: not served.app.in_flight)
         assert served.app.body_budget.used_bytes == 0
         assert served.submit(chat())[0] == 200
+
+
+def test_connections_of_an_address_are_limited_unless_it_is_a_trusted_proxy():
+    limits = config(connections_per_address=3)
+    head = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    for proxies, expected in ((None, 429), ("10.0.0.0/8", 429), ("127.0.0.1", 200), ("*", 200)):
+        with Served(limits, proxies=proxies) as served, contextlib.ExitStack() as stack:
+            lines = [stack.enter_context(served.socket()) for _ in range(3)]
+            for line in lines:
+                line.sendall(head)
+                assert line.recv(4096).startswith(b"HTTP/1.1 200")
+            assert parsed(served.raw(head.replace(b"x\r\n", b"x\r\nConnection: close\r\n", 1)))[0] == expected
+            lines.pop().close()
+            until(lambda: len(served.connections) <= 2)
+            assert parsed(served.raw(head.replace(b"x\r\n", b"x\r\nConnection: close\r\n", 1)))[0] == 200
+
+
+def test_requests_of_an_address_are_limited_by_the_address_that_a_trusted_proxy_names():
+    now_s = 100.0
+    limits = config(rate_per_address=0.3)  # three at once
+    for proxies, first, second in (("127.0.0.1", "203.0.113.5", "203.0.113.6"), (None, "203.0.113.5", None)):
+        with Served(limits, proxies=proxies, clock=lambda: now_s) as served:  # noqa: B023
+
+            def status(forwarded):
+                return served.submit(chat(), x_forwarded_for=forwarded)[0]
+
+            assert [status(first) for _ in range(4)] == [200, 200, 200, 429]
+            forged = f"198.51.100.9, {first}"  # a client names an address itself, and its proxy adds the true one
+            assert status(forged) == 429
+            if second is not None:
+                assert status(second) == 200
+            _, headers, body = served.submit(chat(), x_forwarded_for=first)
+            assert (headers["retry-after"], body["error"]["code"]) == ("4", "rate_limit_exceeded")
+            assert served.submit(b"", path="/health", method="GET")[0] == 200
+            now_s += 3.4
+            assert [status(first) for _ in range(2)] == [200, 429]

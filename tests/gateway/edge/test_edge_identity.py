@@ -16,6 +16,7 @@ from test_serve import BODY, gateway
 
 from lengthwise.gateway.config import Engine, ExternalAuth, GatewayConfig, Key, Listen, Oidc
 from lengthwise.gateway.edge import identity
+from lengthwise.gateway.edge.auth import MAX_FAILURES, MAX_IDENTIFIED, Keys
 from lengthwise.schema.errors import InputError
 
 jwt = pytest.importorskip("jwt")
@@ -26,7 +27,7 @@ class Issuer:
     """Signs tokens, and publishes its public keys."""
 
     def __init__(self) -> None:
-        self.private = {}
+        self.private, self.use = {}, "sig"
 
     def rotate(self, kid: str) -> None:
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -34,8 +35,8 @@ class Issuer:
         self.private = {kid: ec.generate_private_key(ec.SECP256R1())}
 
     def jwks(self) -> str:
-        keys = [json.loads(jwt.algorithms.ECAlgorithm.to_jwk(one.public_key())) | {"kid": kid, "alg": "ES256"}
-                for kid, one in self.private.items()]  # fmt: skip
+        public = {kid: jwt.algorithms.ECAlgorithm.to_jwk(one.public_key()) for kid, one in self.private.items()}
+        keys = [json.loads(one) | {"kid": kid, "alg": "ES256", "use": self.use} for kid, one in public.items()]
         return json.dumps({"keys": [*keys, {"kty": "oct", "kid": "shared", "k": "c2VjcmV0", "alg": "HS256"}]})
 
     def token(self, **claims) -> str:
@@ -113,12 +114,34 @@ def test_a_token_names_its_tenant_and_a_wrong_one_is_refused_with_its_reason(tmp
                 reads, headers = 0, {b"authorization": f"Bearer {before}".encode()}
                 await asyncio.gather(*(g.app.identity.key(headers, {}) for _ in range(9)), return_exceptions=True)
                 assert reads <= 2, "requests that wait for a read make no other one"
+                good = issuer.token()
+                assert (await ask(g.port, good))[0] == 200
+                issuer.use = "enc"
+                other = issuer.token(jti="2")
+                await g.app.identity.__aexit__()
+                await g.app.identity.__aenter__()
+                assert "no public keys" in (await ask(g.port, other))[1], "a key to encrypt verifies nothing"
+                issuer.use = "sig"
+                found = [(await ask(g.port, f"{other}x{n}"))[0] for n in range(MAX_FAILURES + 1)]
+                assert found[0] == 401
+                assert found[-1] == 429, "an address that guesses waits"
+                assert [(await ask(g.port, one))[0] for one in (good, issuer.token(jti="3"))] == [200, 429]
 
     run(work)
     with pytest.raises(InputError, match="public keys of the issuer"):
         asyncio.run(
             identity.TokenVerifier(Oidc(str(tmp_path / "nowhere"), ISSUER, AUDIENCE), time.monotonic).__aenter__()
         )
+
+
+def test_callers_of_many_tenants_take_a_bounded_memory():
+    keys = Keys(GatewayConfig((Engine("http://e"),), oidc=Oidc("f", ISSUER, AUDIENCE)), time.monotonic)
+    first = keys.identified(Key("first", "0" * 64))
+    assert keys.identified(Key("first", "0" * 64)) is first
+    for number in range(MAX_IDENTIFIED):
+        keys.identified(Key(f"t{number}", "0" * 64))
+    assert keys.identified(Key("first", "0" * 64)) is not first
+    assert not keys.callers
 
 
 def test_an_authorization_service_decides_and_its_silence_allows_nothing():

@@ -9,12 +9,16 @@ import socket
 import ssl
 import time
 
+import aiohttp
 import pytest
 import trustme
 from edge_serving import Report, Script, Served, chat, config, parsed
 
-from lengthwise.gateway.config import Tls
+from lengthwise.gateway.certificates import RenewableContext
+from lengthwise.gateway.config import Engine, ResilienceConfig, Tls
 from lengthwise.gateway.edge.http_server import WriteTimeout
+from lengthwise.gateway.relay import open_session
+from lengthwise.gateway.relay.upstream import BrokenConnectionError
 
 ASK = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -27,6 +31,19 @@ def authority(tmp_path_factory):
     cert.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
     ca.cert_pem.write_to_path(str(folder / "ca.pem"))
     return ca, folder
+
+
+def server_tls(folder, *, ca=False):
+    files = Tls(str(folder / "cert.pem"), str(folder / "key.pem"), str(folder / "ca.pem") if ca else None)
+    return RenewableContext(files, is_server=True, purpose="tests")
+
+
+def write(folder, ca, name="localhost", *, clients=None):
+    """Write a certificate of an authority, and the authority of the other side."""
+    cert = ca.issue_cert(name)
+    cert.private_key_pem.write_to_path(str(folder / "key.pem"))
+    cert.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    (clients or ca).cert_pem.write_to_path(str(folder / "ca.pem"))
 
 
 def health(port, context):
@@ -44,7 +61,7 @@ def health(port, context):
 @pytest.mark.parametrize("mutual", [False, True])
 def test_certificates(authority, mutual):
     ca, folder = authority
-    tls = Tls(str(folder / "cert.pem"), str(folder / "key.pem"), str(folder / "ca.pem") if mutual else None)
+    tls = server_tls(folder, ca=mutual)
     context = ssl.create_default_context()
     ca.configure_trust(context)
     with Served(config(), tls=tls) as served:
@@ -57,11 +74,66 @@ def test_certificates(authority, mutual):
             health(served.port, ssl.create_default_context())
 
 
+def test_both_sides_rotate_certificates_and_authorities_without_a_restart(tmp_path):
+    """The edge stands for an engine that requires certificates; the pools of the gateway are its clients."""
+    engine_ca, gateway_ca = trustme.CA(), trustme.CA()
+    (engine_files := tmp_path / "engine").mkdir()
+    (gateway_files := tmp_path / "gateway").mkdir()
+    write(engine_files, engine_ca, clients=gateway_ca)
+    write(gateway_files, gateway_ca, "gateway", clients=engine_ca)
+    files = [str(gateway_files / name) for name in ("cert.pem", "key.pem", "ca.pem")]
+    served_tls = server_tls(engine_files, ca=True)
+
+    async def work(port) -> None:
+        url = f"https://127.0.0.1:{port}/health"
+        session = open_session(Engine(url, tls=Tls(*files, server_name="localhost")), ResilienceConfig())
+        pool, other = session.connector.pool, open_session(Engine(url, tls=Tls(*files)), ResilienceConfig())
+
+        async def both() -> list[object]:
+            """Status of a health check on a new connection, and whether the pool of clients' requests connects."""
+            status = None
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(url, headers={"Connection": "close"}) as response:
+                    status = response.status
+            try:
+                connection = await pool.connect()
+                connection.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"")
+                await connection.wait_for_head()
+                pool.release(connection)
+            except (OSError, BrokenConnectionError):
+                return [status, False]
+            return [status, True]
+
+        assert await both() == [200, True]
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await other.get(url)  # without the name, the address is not in the certificate
+        old = await pool.connect()
+        new_engine_ca, new_gateway_ca = trustme.CA(), trustme.CA()
+        write(engine_files, new_engine_ca, clients=new_gateway_ca)
+        write(gateway_files, new_gateway_ca, "gateway", clients=new_engine_ca)
+        assert served_tls.renew()
+        assert await both() == [None, False], "the gateway has not read them yet, and the old authority is gone"
+        assert [pool.tls.renew(), pool.tls.renew()] == [True, None]
+        assert await both() == [200, True]
+        old.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"")
+        await old.wait_for_head()
+        assert old.status == 200, "an open connection stays"
+        (gateway_files / "key.pem").write_text("half of a ke")
+        (engine_files / "ca.pem").unlink()
+        assert [pool.tls.renew(), pool.tls.renew(), served_tls.renew()] == [False, None, False]
+        assert await both() == [200, True]
+        await session.close()
+        await other.close()
+
+    with Served(config(), tls=served_tls) as served:
+        asyncio.run(work(served.port))
+
+
 def test_a_non_streamed_answer_that_no_client_reads_is_dropped(authority):
     ca, folder = authority
     context = ssl.create_default_context()
     ca.configure_trust(context)
-    tls = Tls(str(folder / "cert.pem"), str(folder / "key.pem"), None)
+    tls = server_tls(folder)
     body = json.dumps(chat()).encode()
     script = Script(answers=[Report([b"x" * (16 << 20)])])
     with (

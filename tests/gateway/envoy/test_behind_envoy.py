@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -524,3 +525,32 @@ def test_vectors_of_the_endpoint_picker_protocol(mode):
         for subset in ([], "", ["127.0.0.1:1"], "other"):
             refused = picked(channel, mode, subset)[-1].immediate_response
             assert (refused.status.code, json.loads(refused.body)["error"]["code"]) == (503, "no_engine"), subset
+
+
+def curl(*arguments: str) -> tuple[str, str]:
+    """Return the version of HTTP and the body of an answer, from a client of its own."""
+    if (program := shutil.which("curl")) is None or "HTTP2" not in subprocess.check_output([program, "-V"], text=True):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs curl with HTTP/2")
+    command = [program, "-sS", "--max-time", "60", "-w", "\n%{http_version} %{http_code}", *arguments]
+    body, _, version = subprocess.check_output(command, text=True).rpartition("\n")
+    return version, body
+
+
+def test_clients_use_http_2_with_and_without_tls(tmp_path):
+    ca = trustme.CA()
+    cert = ca.issue_cert("localhost")
+    for name, part in {"ca": ca.cert_pem, "cert": cert.cert_chain_pems[0], "key": cert.private_key_pem}.items():
+        part.write_to_path(str(tmp_path / f"{name}.pem"))
+    files = Tls(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
+    post_ = ["-H", "Content-Type: application/json", "-d", json.dumps(chat(tokens=5, stream=True))]
+    with in_thread(engine := EngineServer(SLOW)):
+        for tls, scheme, options, version in (
+            (None, "http", ["--http2-prior-knowledge"], "2 200"), (None, "http", ["--http1.1"], "1.1 200"),
+            (files, "https", ["--http2"], "2 200"), (files, "https", ["--http1.1"], "1.1 200"),
+        ):  # fmt: skip
+            config = config_of(engine)
+            config = replace(config, envoy=replace(config.envoy, client_tls=tls))
+            with behind_envoy(tmp_path, config):
+                url = f"{scheme}://localhost:{config.envoy.port}{PATH}"
+                found, body = curl(*options, "--cacert", str(tmp_path / "ca.pem"), "-4", *post_, url)
+            assert (found, body.count('"delta"') >= 5, "[DONE]" in body) == (version, True, True), body

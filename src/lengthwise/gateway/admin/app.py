@@ -1,4 +1,4 @@
-"""Serve the admin port: metrics, the page and its data, which are read-only, and the API of tenants."""
+"""Serve the admin port: metrics, the page and its data, which are read-only, sessions of users, and the API."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import html
 import ipaddress
 import json
 import re
@@ -13,11 +14,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Self
+from urllib.parse import parse_qs
 
+from lengthwise.gateway.admin.access import Access
 from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, State
+from lengthwise.gateway.audit import AuditLog
 from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.edge import asgi
 from lengthwise.gateway.edge.asgi import Receive, Scope, Send
+from lengthwise.gateway.edge.errors import Fault, Headers
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.length_prediction import LengthPredictor
 from lengthwise.gateway.observe import Monitor, RecentRows
@@ -26,25 +32,26 @@ from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from lengthwise.gateway.tenants.api import TenantsApi
+    from lengthwise.gateway.admin.api import AdminApi
 
 
-@lru_cache(maxsize=1)
-def page() -> tuple[bytes, str]:
-    """Return the admin page as HTML, and a content security policy that allows only the page's own style and script."""
+def _asset(name: str) -> str:
+    return files("lengthwise.gateway.admin").joinpath("_assets", name).read_text(encoding="utf-8")
 
-    def asset(name: str) -> str:
-        return files("lengthwise.gateway.admin").joinpath("_assets", name).read_text(encoding="utf-8")
+
+@lru_cache(maxsize=2)
+def page(name: str = "admin.html") -> tuple[bytes, str]:
+    """Return a page as HTML, and a content security policy that allows only the page's own style and script."""
 
     def digest(text: str) -> str:
         return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
-    style = asset("admin.css")
-    script = "\n".join(asset(name) for name in ("charts.js", "sections.js", "admin.js"))
-    text = asset("admin.html").replace("/*style*/", style).replace("/*script*/", script)
+    style, text = _asset("admin.css"), _asset(name)
+    script = "\n".join(_asset(one) for one in ("charts.js", "sections.js", "admin.js")) if "/*script*/" in text else ""
+    text = text.replace("/*style*/", style).replace("/*script*/", script)
     policy = (
         f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     )
     return text.encode(), policy
 
@@ -73,6 +80,7 @@ def is_allowed_host(host: str, own: str = "") -> bool:
 
 EVENT_INTERVAL_S = 1.0
 MAX_STREAMS = 32
+_LOGIN_BYTES = 1 << 14
 ESTIMATE_INTERVAL_S = 1800.0  # between two estimates of the gain, in all modes but observe
 _SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"),
@@ -111,7 +119,8 @@ class AdminApp:
         self._snapshot: tuple[float, bytes] = (float("-inf"), b"")
         self._streams: set[asyncio.Event] = set()
         self._stack = contextlib.AsyncExitStack()
-        self.tenants: TenantsApi | None = None
+        self.access = Access((), True, clock, AuditLog(None, clock))
+        self.api: AdminApi | None = None
 
     def configure(self, config: GatewayConfig) -> None:
         """Show this configuration on the page from now on."""
@@ -130,7 +139,7 @@ class AdminApp:
             closed.set()
         await self._stack.aclose()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - one path after the other
         """Respond to an HTTP request to the admin port."""
         if scope["type"] != "http":
             return
@@ -139,8 +148,14 @@ class AdminApp:
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
         if path != "/healthz" and not is_allowed_host(host, self._host_name):
             await _respond(send, 421, b"This server does not serve this host name.\n", b"text/plain")
-        elif self.tenants is not None and path.startswith("/admin/"):
-            await self.tenants(scope, receive, send)
+        elif self.api is not None and self.access.has_users and path.startswith("/admin/"):
+            await self.api(scope, receive, send)
+        elif path == "/session" or (self.access.has_users and path in ("/login", "/logout")):
+            await self._serve_session(scope, receive, send)
+        elif path != "/healthz" and (fault := await self._refusal(scope)) is not None:
+            is_page = path == "/" and fault.status == 401
+            headers = [(b"location", b"/login")] if is_page else fault.all_headers()[1:]
+            await _respond(send, 303 if is_page else fault.status, fault.body, b"application/json", headers)
         elif path not in ("/", "/state.json", "/events", "/healthz", "/metrics"):
             await _respond(send, 404, b"Not found.\n", b"text/plain")
         elif method not in ("GET", "HEAD"):
@@ -159,6 +174,51 @@ class AdminApp:
             await _respond(send, 200, self._state(), b"application/json")
         else:
             await self._stream_events(receive, send)
+
+    async def _refusal(self, scope: Scope) -> Fault | None:
+        """Return the reason for which a client may not read, or None."""
+        try:
+            if not self.access.is_open:
+                await self.access.user(scope)
+        except Fault as fault:
+            return fault
+        return None
+
+    async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the page at which users of a browser log in, and the end and the data of a session."""
+        path, is_post = scope["path"], scope["method"] == "POST"
+        try:
+            if path == "/login" and is_post:
+                exchange = asgi.AsgiExchange(scope, receive, send)
+                body = await exchange.body(_LOGIN_BYTES, None, asgi.BodyReservation(asgi.BodyBudget(_LOGIN_BYTES)))
+                token = parse_qs(body.decode("latin-1")).get("token", [""])[0]
+                cookie = self.access.log_in(scope, token.strip())
+                await _respond(send, 303, b"", b"text/plain", [(b"location", b"/"), cookie])
+            elif path == "/logout" and is_post:
+                cookie = self.access.log_out(scope)
+                await _respond(send, 303, b"", b"text/plain", [(b"location", b"/login"), cookie])
+            elif path == "/login":
+                await self._send_login(send, 200, "")
+            elif path == "/session" and not is_post:
+                actor, csrf = await self.access.user(scope)
+                data = {"name": actor.name, "role": actor.role, "csrf": csrf}
+                await _respond(send, 200, json.dumps(data).encode(), b"application/json")
+            else:
+                await _respond(send, 405, b"This URL takes another method.\n", b"text/plain")
+        except asgi.ClientGoneError:
+            pass
+        except Fault as fault:
+            if path == "/login":
+                await self._send_login(send, fault.status, fault.message, fault.all_headers()[1:])
+            else:
+                await _respond(send, fault.status, fault.body, b"application/json", fault.all_headers()[1:])
+
+    @staticmethod
+    async def _send_login(send: Send, status: int, message: str, headers: Headers = ()) -> None:
+        text, policy = page("login.html")
+        body = text.replace(b"<!--message-->", html.escape(message).encode())
+        given = [(b"content-security-policy", policy.encode()), *headers]
+        await _respond(send, status, body, b"text/html; charset=utf-8", given)
 
     async def _stream_events(self, receive: Receive, send: Send) -> None:
         if len(self._streams) >= MAX_STREAMS:

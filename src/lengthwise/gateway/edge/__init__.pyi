@@ -2,6 +2,4 @@ from .app import App as App
 from .asgi import Exchange as Exchange
 from .auth import Tenants as Tenants
 from .errors import Fault as Fault
-from .http_server import check_certificate as check_certificate
-from .http_server import renew_certificate as renew_certificate
 from .http_server import server as server

@@ -16,9 +16,10 @@ import msgspec
 from lengthwise.gateway.apis import APIS
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.edge import asgi, client_request
-from lengthwise.gateway.edge.auth import Caller, Charge, Keys, Tenants, Usage, network
+from lengthwise.gateway.edge.auth import AddressRates, Caller, Charge, Keys, Tenants, Usage, network, token_digest
 from lengthwise.gateway.edge.client_request import Headers, RequestParser
 from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unknown_model
+from lengthwise.gateway.edge.media_urls import MediaUrls
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.request import UNAUTHENTICATED, ClientRequest, InvalidBodyError, PrefixHasher, Refusal
@@ -115,10 +116,13 @@ class App:
         """Apply other keys and limits to later requests. A key in both configurations keeps the rest of its quotas."""
         self._limits, prefixes = config.limits, config.dispatch.prefixes
         hasher = None if prefixes == "none" else self.prefix_hasher
+        media = MediaUrls(config.limits.media_hosts)
         self._parser = RequestParser(
-            config.limits, hasher, by_tenant=prefixes == "tenant", slo_classes=config.slo_classes
+            config.limits, hasher, by_tenant=prefixes == "tenant", slo_classes=config.slo_classes, media=media
         )
         self.body_budget.max_bytes = config.limits.body_budget_bytes
+        rate_rps = config.limits.rate_per_address
+        self._rates = None if math.isinf(rate_rps) else AddressRates(rate_rps, self._clock)
         self.renew_keys(config)
         self.document = document(config.limits, keys=config.needs_key)
 
@@ -181,13 +185,7 @@ class App:
                 await exchange.send(200, _JSON, self._open_body(target))
                 return
             address = (scope.get("client") or ("",))[0]
-            if b"authorization" not in headers and (secret := headers.get(b"x-api-key")) is not None:
-                headers[b"authorization"] = b"Bearer " + secret  # as Anthropic's client sends it
-            named = None if self.identity is None else await self.identity.key(headers, scope)
-            if named is None:
-                caller = self.keys.caller(headers.get(b"authorization"), address)
-            else:
-                caller = self.keys.identified(named)
+            caller = await self._caller(headers, scope, address)
             exchange.tenant = caller.tenant
             if target.api:
                 arguments = (target.api, caller, network(address), headers, request_id)
@@ -212,6 +210,27 @@ class App:
             if not exchange.has_started:
                 message = "The gateway failed to serve this request."
                 await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
+
+    async def _caller(self, headers: Headers, scope: dict[str, Any], address: str) -> Caller:
+        """Return the owner of the key or token of a request. Wrong tokens count as wrong keys do."""
+        if self._rates is not None:
+            self._rates.take(address)
+        if b"authorization" not in headers and (secret := headers.get(b"x-api-key")) is not None:
+            headers[b"authorization"] = b"Bearer " + secret  # as Anthropic's client sends it
+        keys, authorization = self.keys, headers.get(b"authorization")
+        if self.identity is not None:
+            digest = token_digest(authorization or b"")
+            keys.throttle.check(address, digest)
+            try:
+                named = await self.identity.key(headers, scope)
+            except Fault as fault:
+                if fault.status == 401:
+                    keys.throttle.failed(address)
+                raise
+            if named is not None:
+                keys.throttle.succeeded(address, digest)
+                return self.keys.identified(named)
+        return self.keys.caller(authorization, address)
 
     async def _refuse(self, exchange: asgi.Exchange, fault: Fault) -> None:
         if not exchange.scheduler_reports_refusals:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 30  # wrong keys per minute from one address
 _PERIOD_S = 60.0
-MAX_ADDRESSES = 10_000
+BURST_S = 10.0
+MAX_ADDRESSES = MAX_IDENTIFIED = 10_000
 
 
 class AuthThrottle:
@@ -43,6 +44,12 @@ class AuthThrottle:
             return 0.0
         return max(0.0, started_s + _PERIOD_S - self._clock())
 
+    def check(self, address: str, digest: str | None) -> None:
+        """Raise Fault (429) while a key is blocked."""
+        if after_s := self.refused_s(address, digest):
+            message = "Too many wrong keys or tokens came from your address."
+            raise Fault(429, "guessing", message, code="too_many_failures", retry_after_s=after_s)
+
     def failed(self, address: str) -> None:
         """Count a wrong key."""
         now_s, net = self._clock(), network(address)
@@ -58,6 +65,11 @@ class AuthThrottle:
         self._accepted.setdefault((network(address), digest))
         if len(self._accepted) > MAX_ADDRESSES:
             self._accepted.popitem(last=False)
+
+
+def token_digest(authorization: bytes) -> str:
+    """Return the SHA-256 of the key or token in an Authorization header."""
+    return hashlib.sha256(authorization.partition(b" ")[2].strip()).hexdigest()
 
 
 def network(address: str) -> str:
@@ -196,6 +208,26 @@ class Caller:
 Usage = tuple[str, dict[str, float], int]  # name of a caller, units taken by limit, open requests
 
 
+class AddressRates:
+    """Token buckets of clients' addresses: ``rate_rps`` requests a second, of which those of 10 s may come at once."""
+
+    def __init__(self, rate_rps: float, clock: Clock) -> None:
+        self._rate_rps, self._clock = rate_rps, clock
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def take(self, address: str) -> None:
+        """Take a request of an address. Raises Fault (429) if none is left."""
+        net = network(address)
+        bucket = self._buckets.pop(net, None) or Bucket(max(1.0, BURST_S * self._rate_rps), self._rate_rps)
+        self._buckets[net] = bucket
+        if len(self._buckets) > MAX_ADDRESSES:
+            self._buckets.popitem(last=False)
+        if after_s := bucket.wait_s(self._clock(), 1.0):
+            message = "Rate limit reached for requests of your address."
+            raise Fault(429, "address", message, code="rate_limit_exceeded", retry_after_s=after_s)
+        bucket.left -= 1.0
+
+
 class Charge:
     """Charges the tokens of one request to the quotas of its key.
 
@@ -273,6 +305,7 @@ class Keys:
         known = previous.callers if previous else {}
         self.reported: dict[str, int] = previous.reported if previous else {}  # open requests at the last report
         self.callers: dict[str, Caller] = {}
+        self._identified: OrderedDict[tuple[str, int], Caller] = OrderedDict()
 
         def caller_of(name: str, key: Key, account: ManagedKey | None) -> Caller:
             number = tenants.number(key.tenant)
@@ -313,13 +346,16 @@ class Keys:
 
     def identified(self, key: Key) -> Caller:
         """Return the caller of a tenant that another service has identified."""
-        name = f"identity:{key.priority}:{key.tenant}"
-        if (caller := self.callers.get(name)) is None:
+        name = key.tenant, key.priority
+        if (caller := self._identified.pop(name, None)) is None:
             number, account = self._tenants.number(key.tenant), None
             if self._accounts is not None:
                 account = self._accounts.of_configured(key, "identity")
-            caller = self.callers[name] = Caller(key, number)
+            caller = Caller(key, number)
             caller.update(key, number, account)
+        self._identified[name] = caller
+        if len(self._identified) > MAX_IDENTIFIED:  # forgets the one that has sent nothing for longest
+            self._identified.popitem(last=False)
         return caller
 
     def caller(self, authorization: bytes | None, address: str) -> Caller:
@@ -330,8 +366,7 @@ class Keys:
         if authorization is None:
             message = "You did not provide an API key; send it as Authorization: Bearer YOUR_KEY."
             raise Fault(401, "auth", message, code="missing_api_key", headers=challenge)
-        scheme, _, secret = authorization.partition(b" ")
-        given = hashlib.sha256(secret.strip()).hexdigest()
+        scheme, given = authorization.partition(b" ")[0], token_digest(authorization)
         # All keys are compared, so that the time does not depend on which one is right.
         matches = [caller for hashed, caller in self._hashed if hmac.compare_digest(hashed, given.encode())]
         if stored := self._stored.get(given[:8]):
@@ -342,9 +377,7 @@ class Keys:
                 if hmac.compare_digest(hashed, given.encode()) and now_s < until_s
             ]
         digest = given if matches and scheme.lower() == b"bearer" else None
-        if after_s := self.throttle.refused_s(address, digest):
-            message = "Too many wrong API keys came from your address."
-            raise Fault(429, "guessing", message, code="too_many_failures", retry_after_s=after_s)
+        self.throttle.check(address, digest)
         if digest is None:
             self.throttle.failed(address)
             message = "Incorrect API key provided."

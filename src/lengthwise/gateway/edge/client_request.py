@@ -20,6 +20,7 @@ from lengthwise.gateway.apis import APIS, ENGINE_FIELDS, Api, Body, Chat, Comple
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
+from lengthwise.gateway.edge.media_urls import MediaUrls
 from lengthwise.gateway.request import NO_PREFIX, Client, ClientRequest, PrefixHasher, PromptPrefix, SloClass
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_tokens
 
@@ -52,14 +53,17 @@ _ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 _EXPONENT, _DIGITS = b"0e000", b"0" * 200
 
 
-def _check_numbers(body: bytes, prompt: Any) -> None:
-    """Raise Fault for a number beyond the range of a double. A list of token ids is parsed only if it may have one."""
+def _check_numbers(body: bytes, prompt: Any) -> Any:
+    """Return the decoded body. Raises Fault for a number beyond the range of a double.
+
+    A list of token ids is decoded only if it may have such a number; otherwise the result is None.
+    """
     if isinstance(prompt, list):
         marks = body.translate(_ZEROS, b"+")
         if _EXPONENT not in marks and _DIGITS not in marks:
-            return
+            return None
     try:
-        msgspec.json.decode(body)  # for a prompt that is text, this is faster than the search above
+        return msgspec.json.decode(body)  # for a prompt that is text, this is faster than the search above
     except msgspec.DecodeError as error:
         reason = str(error).partition(" - at ")[0]
         raise invalid(None, f"The body must be valid JSON: {reason}.", "invalid_json") from None
@@ -381,7 +385,10 @@ def _memory_bytes(body: bytes, text: str) -> int:
 
 
 class RequestParser:
-    """Parses and checks requests. ``hasher`` hashes their prompts (None: no hashes), by tenant if ``by_tenant``."""
+    """Parses and checks requests. ``hasher`` hashes their prompts (None: no hashes), by tenant if ``by_tenant``.
+
+    ``media`` checks the URLs that engines would fetch (None: any may pass).
+    """
 
     def __init__(
         self,
@@ -390,8 +397,9 @@ class RequestParser:
         *,
         by_tenant: bool = True,
         slo_classes: Iterable[SloClass] = (),
+        media: MediaUrls | None = None,
     ) -> None:
-        self._limits, self._hasher, self._by_tenant = limits, hasher, by_tenant
+        self._limits, self._hasher, self._by_tenant, self._media = limits, hasher, by_tenant, media
         self._slo_classes = {one.name: one for one in slo_classes}
         messages = max(limits.messages, _MIN_MESSAGES)
         self._shape = BodyShape(limits.depth, _OBJECTS * messages, _TEXTS * messages, limits.values)
@@ -407,7 +415,9 @@ class RequestParser:
         if len(body) - len(text) > _FRAME_BYTES:
             tokens += _other_tokens(content)
         if not route.is_form:
-            _check_numbers(body, content.prompt if isinstance(content, Completion) else None)
+            decoded = _check_numbers(body, content.prompt if isinstance(content, Completion) else None)
+            if self._media is not None:
+                self._media.check(body, decoded)
             _check_duplicates(body, _FIELDS_OF[route.body])
         given = headers.get(b"x-session-id", b"")
         session = given.decode() if _IDENTIFIER.match(given) else content.session()[:128]
@@ -449,8 +459,7 @@ class RequestParser:
             raise invalid(None, message, "too_many_values")
         return decode(_DECODERS[route.body], body)
 
-    @staticmethod
-    def _parse_form(body: bytes, headers: Headers) -> Body:
+    def _parse_form(self, body: bytes, headers: Headers) -> Body:
         """Return the fields that the gateway reads of a form.
 
         Parts are read strictly, so that no engine can find another model in the same form.
@@ -473,6 +482,8 @@ class RequestParser:
             name = found[1].decode("utf-8", "replace")
             if name.casefold() in ENGINE_FIELDS or (name == "vllm_xargs" and HINTS.encode() in value):
                 raise _not_for_clients(name)
+            if self._media is not None and b"; filename" not in head.lower():
+                self._media.check_form_field(name, value)
             if name.casefold() in ("model", "stream"):
                 if name in fields or name != name.casefold():
                     message = f"The field {name!r} must occur once, in small letters."

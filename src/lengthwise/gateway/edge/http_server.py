@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import socket
 import ssl
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container
 from http import HTTPStatus
 from typing import Any, ClassVar
 
 import uvicorn
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from lengthwise.gateway.background import stop_accepting
-from lengthwise.gateway.config import Limits, Tls
+from lengthwise.gateway.config import Limits
+from lengthwise.gateway.edge.auth import network
 from lengthwise.gateway.edge.client_request import headers_too_large
 from lengthwise.gateway.edge.errors import CONNECTION, Fault, invalid, quoted
-from lengthwise.schema.errors import InputError
 
 
 class CorkedTransport:
@@ -121,14 +124,16 @@ MAX_PIPELINED = 16  # requests that may wait on a connection; each takes some Ki
 class HttpProtocol(HttpToolsProtocol):
     """A client's connection.
 
-    It gets 503 beyond ``limits.connections``, 431 if a head, or what follows a chunked body, exceeds
-    ``limits.header_bytes``, and 408 if a request does not arrive within ``limits.body_s``. These and other errors of
-    HTTP follow the responses to earlier requests, and end the connection. It is aborted if the client takes no data for
-    ``limits.body_s``. Input after an error or the last response is discarded for up to 2 s, because an immediate close
-    could lose the response.
+    It gets 503 beyond ``limits.connections``, 429 beyond ``limits.connections_per_address``, 431 if a head, or what
+    follows a chunked body, exceeds ``limits.header_bytes``, and 408 if a request does not arrive within
+    ``limits.body_s``. These and other errors of HTTP follow the responses to earlier requests, and end the connection.
+    It is aborted if the client takes no data for ``limits.body_s``. Input after an error or the last response is
+    discarded for up to 2 s, because an immediate close could lose the response.
     """
 
     limits: ClassVar[Limits] = Limits()
+    trusted: ClassVar[Container[str]] = ()  # proxies, whose connections have many clients
+    open_by_address: ClassVar[Counter[str]] = Counter()
 
     @staticmethod
     def refused(fault: Fault) -> None:
@@ -147,12 +152,24 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # noqa: D102
         super().connection_made(transport)
         self._write_timeout = WriteTimeout(transport, self.limits.body_s)
+        peer = transport.get_extra_info("peername")
+        self._net = network(peer[0]) if isinstance(peer, tuple) and self._is_client(peer[0]) else ""
+        self.open_by_address[self._net] += 1
         if len(self.connections) > self.limits.connections:
             self._fail(Fault(503, "connections", "Too many connections.", code="overloaded", retry_after_s=1.0))
+        elif self._net and self.open_by_address[self._net] > (self.limits.connections_per_address or math.inf):
+            message = "Too many connections from your address."
+            self._fail(Fault(429, "connections", message, code="too_many_connections", retry_after_s=1.0))
         else:
             self._start_arrival_timer()
 
+    def _is_client(self, address: str) -> bool:
+        return self.limits.connections_per_address is not None and address not in self.trusted
+
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
+        self.open_by_address[self._net] -= 1
+        if not self.open_by_address[self._net]:
+            del self.open_by_address[self._net]
         self._stop_arrival_timer()
         self._write_timeout.stop()
         if self._discard_timer is not None:
@@ -431,19 +448,21 @@ def server(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    tls: Tls | None = None,
+    tls: ssl.SSLContext | None = None,
     drain_s: float | None = None,
     proxies: str | None = None,
 ) -> uvicorn.Server:
     """Return a server for an app. ``await server.serve(sockets)`` runs it.
 
     If the app has a method ``refused``, it gets each Fault with which the server itself answers. ``port`` 0 picks a
-    free port. With a ``tls.ca``, clients must present a certificate. ``drain_s`` limits the time for requests in
+    free port. With ``tls`` it serves HTTPS. ``drain_s`` limits the time for requests in
     progress during shutdown. The X-Forwarded-For header of ``proxies`` is trusted.
     """
     for name in ("uvicorn.error", "lengthwise.gateway.edge"):
         logging.getLogger(name).addFilter(_RATE_LIMITED)  # adds it once, however often this runs
-    members: dict[str, Any] = {"limits": limits}
+    members: dict[str, Any] = {"limits": limits, "open_by_address": Counter()}
+    if proxies is not None:
+        members["trusted"] = ProxyHeadersMiddleware(app, proxies).trusted_hosts
     if (refused := getattr(app, "refused", None)) is not None:
         members["refused"] = staticmethod(refused)
     settings: dict[str, Any] = {"loop": "auto", "ws": "none", "lifespan": "off", "log_config": None}
@@ -452,25 +471,6 @@ def server(
     settings |= {"proxy_headers": proxies is not None, "forwarded_allow_ips": proxies}
     settings["timeout_keep_alive"] = limits.idle_s
     settings["timeout_graceful_shutdown"] = None if drain_s is None else max(1, round(drain_s))
-    if tls:
-        required = int(ssl.CERT_REQUIRED if tls.ca else ssl.CERT_NONE)
-        settings |= {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
-        settings |= {"ssl_ca_certs": tls.ca, "ssl_cert_reqs": required}
+    if tls is not None:
+        settings["ssl_context_factory"] = lambda *_: tls
     return _Server(uvicorn.Config(app, **settings))
-
-
-def check_certificate(tls: Tls) -> None:
-    """Raise InputError if the certificate and its key cannot be loaded."""
-    try:
-        if tls.cert is not None:
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.cert, tls.key)
-    except (OSError, ssl.SSLError) as error:
-        message = f"[listen] tls: the certificate {tls.cert} and its key {tls.key} cannot be used: {error}"
-        raise InputError(message) from error
-
-
-def renew_certificate(server: uvicorn.Server, tls: Tls) -> None:
-    """Load certificate and key of a running server again, for later connections."""
-    context = server.config.ssl
-    if context is not None and tls.cert is not None:
-        context.load_cert_chain(tls.cert, tls.key)

@@ -69,7 +69,20 @@ class TokenVerifier:
 
     async def key(self, headers: Headers, scope: dict[str, Any]) -> Key | None:  # noqa: ARG002
         """Return the tenant of a request as a key, or None if it has no token. Raises Fault (401, 503)."""
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        config = self._config
+        if (claims := await self.claims(headers.get(b"authorization", b""))) is None:
+            return None
+        try:
+            priority = claims.get(config.priority_claim) if config.priority_claim else None
+            return _identified(
+                claims.get(config.tenant_claim), priority, f"The claim {config.tenant_claim} of the token"
+            )
+        except ValueError as error:
+            raise _refused(f"The token is not valid: {error}.") from None
+
+    async def claims(self, authorization: bytes) -> dict[str, Any] | None:
+        """Return the claims of the token in an Authorization header, or None without one. Raises Fault (401, 503)."""
+        scheme, _, given = authorization.partition(b" ")
         token, errors = given.strip(), self._jwt.exceptions
         if scheme.lower() != b"bearer" or token.count(b".") != 2:
             return None
@@ -87,16 +100,13 @@ class TokenVerifier:
             raise _refused(f"The issuer has no key with the kid {kid!r:.80} of this token.")
         config = self._config
         try:
-            claims = self._jwt.decode(
+            claims: dict[str, Any] = self._jwt.decode(
                 token, public, algorithms=_ALGORITHMS, audience=config.audience, issuer=config.issuer,
                 leeway=_LEEWAY_S, options={"require": ["exp", "iss", "aud"]},
             )  # fmt: skip
-            priority = claims.get(config.priority_claim) if config.priority_claim else None
-            return _identified(
-                claims.get(config.tenant_claim), priority, f"The claim {config.tenant_claim} of the token"
-            )
         except (errors.PyJWTError, ValueError) as error:
             raise _refused(f"The token is not valid: {error}.") from None
+        return claims
 
     async def _refresh(self) -> None:
         while True:
@@ -123,7 +133,9 @@ class TokenVerifier:
                 raise InputError(
                     f"oidc.jwks must have the public keys of the issuer; {place}: {error!r:.200}"
                 ) from error
-            self._keys = {str(one.key_id or ""): one for one in found if one.algorithm_name in _ALGORITHMS}
+            # A key of ``use: enc`` may be in the hands of services that only decrypt.
+            signing = [one for one in found if one.public_key_use in (None, "sig")]
+            self._keys = {str(one.key_id or ""): one for one in signing if one.algorithm_name in _ALGORITHMS}
 
 
 async def _fetched(url: str) -> bytes:

@@ -25,6 +25,7 @@ _PICKER, _ENGINES = "lengthwise_picker", "engines"
 _KEEPALIVE = {"interval": "10s", "timeout": "5s"}  # of connections to the picker, whose machine may vanish
 # The scheduler limits requests at engines, and all requests that wait have a stream to the picker.
 _NO_LIMITS = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), (1 << 32) - 1)
+_MAX_STREAMS = 100  # requests at once on an HTTP/2 connection, which RFC 9113 recommends as the least limit
 _HEADROOM_BYTES = 1 << 16  # of Envoy's buffer beyond the largest body
 _NO_PICKER = {"error": {
     "message": "The endpoint picker is not available; send the request again.", "type": "server_error", "param": None,
@@ -54,6 +55,8 @@ def bootstrap(config: GatewayConfig) -> dict[str, Any]:
         "preserve_external_request_id": True,
         "stream_idle_timeout": "0s",  # a request may wait for an engine longer than Envoy's default of 5 minutes
         "request_headers_timeout": f"{limits.body_s:g}s",
+        "codec_type": "AUTO",  # HTTP/1.1 or HTTP/2: by ALPN with TLS, otherwise by the first bytes
+        "http2_protocol_options": {"max_concurrent_streams": _MAX_STREAMS},
         "max_request_headers_kb": max(1, -(-limits.header_bytes // 1024)),
         # A client must not choose an engine: the header is removed before Envoy chooses a route.
         "early_header_mutation_extensions": [_named(
@@ -64,11 +67,14 @@ def bootstrap(config: GatewayConfig) -> dict[str, Any]:
         "http_filters": [_ext_proc(config), _named("envoy.filters.http.router", "filters.http.router.v3.Router")],
         "route_config": {"virtual_hosts": [{"name": "clients", "domains": ["*"], "routes": _routes(config)}]},
     }  # fmt: skip
+    chain: dict[str, Any] = {"filters": [{"name": "http", "typed_config": manager}]}
+    if envoy.client_tls is not None:
+        chain["transport_socket"] = _server_tls(envoy.client_tls)
     listener = {
         "name": "clients",
         "address": _address(envoy.host, envoy.port),
         "per_connection_buffer_limit_bytes": limits.body_bytes + _HEADROOM_BYTES,
-        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+        "filter_chains": [chain],
     }
     picker = _cluster(_PICKER, [(envoy.picker_host, envoy.ext_proc_port)], "1s")
     picker["typed_extension_protocol_options"] = {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
@@ -185,8 +191,21 @@ def _tls(tls: Tls) -> dict[str, Any]:
         "envoy.transport_sockets.tls",
         "transport_sockets.tls.v3.UpstreamTlsContext",
         common_tls_context=context,
-        auto_host_sni=True,
+        **({"sni": tls.server_name} if tls.server_name else {"auto_host_sni": True}),
         auto_sni_san_validation=True,
+    )
+
+
+def _server_tls(tls: Tls) -> dict[str, Any]:
+    certificate = {"certificate_chain": {"filename": tls.cert}, "private_key": {"filename": tls.key}}
+    context: dict[str, Any] = {"tls_certificates": [certificate], "alpn_protocols": ["h2", "http/1.1"]}
+    if tls.ca:
+        context["validation_context"] = {"trusted_ca": {"filename": tls.ca}}
+    return _named(
+        "envoy.transport_sockets.tls",
+        "transport_sockets.tls.v3.DownstreamTlsContext",
+        common_tls_context=context,
+        require_client_certificate=tls.ca is not None,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +16,8 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from lengthwise.gateway.config import bind_socket
+from lengthwise.gateway.certificates import RenewableContext
+from lengthwise.gateway.config import Tls, bind_socket
 from lengthwise.gateway.edge import Exchange, Fault
 from lengthwise.gateway.edge.asgi import ClientGoneError
 from lengthwise.gateway.envoy import messages
@@ -386,18 +386,19 @@ class Picker:
         self._states: Sequence[WorkerState] | None = None
         self._usable_by_model: dict[str, list[EngineWorker]] = {}  # as of these states
         self.port = 0
+        self.tls: RenewableContext | None = None
 
     async def __aenter__(self) -> Self:
-        config, context = self._relay.config, None
+        config = self._relay.config
         if (tls := config.envoy.tls) is not None:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(str(tls.cert), tls.key)
+            own = Tls(tls.cert, tls.key)  # its authority is the one by which Envoy verifies this certificate
+            self.tls = RenewableContext(own, is_server=True, purpose="[envoy] tls")
         limits = config.limits
         listener = bind_socket(config.listen.host, config.envoy.ext_proc_port or 0, "ext-proc port")
         self.port = listener.getsockname()[1]
         methods = {f"/{SERVICE}/Process": self.process, f"/{HEALTH}/Check": self._check}
         max_bytes = limits.body_bytes + limits.header_bytes + (1 << 16)
-        self._server = GrpcServer(methods, listener, max_message_bytes=max_bytes, tls=context)
+        self._server = GrpcServer(methods, listener, max_message_bytes=max_bytes, tls=self.tls)
         await self._server.__aenter__()
         return self
 

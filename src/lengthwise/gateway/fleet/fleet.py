@@ -56,6 +56,7 @@ class WorkerRegistry:
         self._num_in_flight = num_in_flight
         self._members: dict[str, _Member] = {}
         self._epochs: dict[str, int] = {}
+        self._drained: set[str] = set()  # names of workers that an operator has drained
         self._closing: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[EngineWorker]:
@@ -84,9 +85,16 @@ class WorkerRegistry:
             if endpoint.up:
                 config, epoch = self._context.config, self._epochs.get(endpoint.name, 0)
                 worker = EngineWorker(endpoint.engine, config.resilience, config.dispatch, epoch=epoch)
+                worker.drained = endpoint.name in self._drained
                 monitor = Monitor(worker, self._context)
                 task = asyncio.create_task(monitor.run(), name=f"watch {endpoint.name}")
                 self._members[endpoint.name] = _Member(worker, monitor, task)
+        self._changed(True)
+
+    def set_drained(self, name: str, drained: bool) -> None:
+        """Let a worker, and any later one of its name, get no new requests, or get them again. Raises KeyError."""
+        self._members[name].worker.drained = drained
+        (self._drained.add if drained else self._drained.discard)(name)
         self._changed(True)
 
     def configure(self, config: GatewayConfig) -> None:
@@ -263,6 +271,10 @@ class Fleet:
         if (worker := self._registry.get(name)) is None:
             raise KeyError(name)
         return worker
+
+    def set_drained(self, name: str, drained: bool) -> None:
+        """Let a worker get no new requests, also after a restart, or get them again. Raises KeyError."""
+        self._registry.set_drained(name, drained)
 
     def workers(self) -> tuple[EngineWorker, ...]:
         """Return all workers, sorted by name."""

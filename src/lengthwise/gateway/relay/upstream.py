@@ -16,9 +16,9 @@ import aiohttp
 import httptools
 
 from lengthwise.backend.openai_protocol import Server
+from lengthwise.gateway.certificates import RenewableContext
 from lengthwise.gateway.config import Engine, ResilienceConfig
 from lengthwise.gateway.relay.failures import MALFORMED, STALLED, AttemptInterruptedError, UpstreamError
-from lengthwise.schema.errors import InputError
 
 MAX_HEAD_BYTES = 1 << 16
 _PAUSE_BYTES, _JOIN_BYTES = 1 << 17, 1 << 17
@@ -206,7 +206,7 @@ class ConnectionPool:
     def __init__(self, engine: Engine, resilience: ResilienceConfig, tls: ssl.SSLContext | None) -> None:
         root, user = urlsplit(Server(engine.url).root), urlsplit(engine.url)
         self._host, self._path = root.hostname or "", root.path.rstrip("/")
-        self._secure, self._tls = root.scheme == "https", tls
+        self._secure, self.tls = root.scheme == "https", tls
         self._port = root.port or (443 if self._secure else 80)
         self._connect_s = resilience.connect_s
         headers = {"Host": root.netloc.rpartition("@")[2], "Accept-Encoding": "identity", "User-Agent": "lengthwise"}
@@ -236,9 +236,9 @@ class ConnectionPool:
         """Open a connection. Raises OSError if that fails, or its subclass TimeoutError after ``connect_s``."""
         if self._closed:
             raise ConnectionError("the engine is not in use any more")
-        if self._secure and self._tls is None:
-            self._tls = ssl.create_default_context()
-        tls, name = (self._tls, self._host) if self._secure else (None, None)
+        if self._secure and self.tls is None:
+            self.tls = ssl.create_default_context()
+        tls, name = (self.tls, self._host) if self._secure else (None, None)
         address = (self._host, self._port)
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_s):
@@ -451,14 +451,9 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byte
 
 def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.ClientSession:
     """Open a session for health checks, with a pool for clients' requests. Raises InputError for bad certificates."""
-    tls: ssl.SSLContext | None = None
-    try:
-        if engine.tls is not None:
-            tls = ssl.create_default_context(cafile=engine.tls.ca)
-            if engine.tls.cert:
-                tls.load_cert_chain(engine.tls.cert, engine.tls.key)
-    except (OSError, ssl.SSLError) as error:
-        raise InputError(f"the certificates of engine {engine.display_url} must be readable: {error}") from error
+    tls = None
+    if engine.tls is not None:
+        tls = RenewableContext(engine.tls, is_server=False, purpose=f"engine {engine.display_url}")
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
     if engine.api_key:
         headers["Authorization"] = f"Bearer {engine.api_key}"

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from lengthwise.gateway.audit import AuditLog
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.replanning import ReplanningState
@@ -160,6 +161,7 @@ class Metrics(Listener):
         self.phases = PhaseCounts(phases)
         self.lag_s = Histogram(LAGS_S)
         self.journal: Callable[[], tuple[int, int]] | None = None
+        self.audit: AuditLog | None = None
         self.tracker: Callable[[], ReplanningState] | None = None
         self.gain: Callable[[], Mapping[str, Any] | None] | None = None  # of ordering, as from ``observe.as_json``
         self._models, self._tenants = Labels(MAX_MODELS), Labels(MAX_TENANTS)
@@ -217,7 +219,7 @@ class Metrics(Listener):
         """Yield all metric families. Prometheus's registry calls this at each scrape."""
         from importlib.metadata import version
 
-        c, (written, lost) = self.counts, self.journal() if self.journal else (0, 0)
+        c, (written, lost), audit = self.counts, self.journal() if self.journal else (0, 0), self.audit
         labels = ("outcome", "model", "tenant")
         yield _counter("requests", "Requests by outcome", self.requests, *labels)
         yield _counter("refusals", "Refused requests", _keyed(self.refusals), "reason")
@@ -230,6 +232,10 @@ class Metrics(Listener):
             ("prefix_hits", prefix_hits, c["prefix_hits"]),
             ("prefix_hit_tokens", "Prompt tokens that the chosen engine probably caches", c["prefix_tokens"]),
             ("retries", "Requests queued again: rejected, queue full, or failed before output", c["retried"]),
+            ("certificate_renewals", "Certificates read again after their files changed", c["certificates"]),
+            ("certificate_failures", "Changed certificates that could not be used", c["certificates_failed"]),
+            ("audit_lines", "Lines written to the audit log", audit.written if audit else 0),
+            ("audit_failures", "Attempts to write the audit log that failed", audit.failures if audit else 0),
             ("journal_rows", "Rows written to the journal", written),
             ("journal_rows_lost", "Rows that could not be written", lost),
         ):

@@ -1,0 +1,142 @@
+"""URLs of images, sounds, videos, files and tool servers in request bodies, which engines would fetch.
+
+An engine fetches them from its own network, so that a URL of a private address would give a client access to services
+behind the gateway. Only ``data:`` URLs and URLs of listed hosts pass.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from lengthwise.gateway.edge.errors import invalid, quoted
+
+_LOCATOR = re.compile(r"(?:^|_)(?:ur[il]|image|audio|video|file|path|src)s?\Z")
+"""Names of fields whose text an engine may take as a URL or as a file of its machine."""
+_SCHEME = re.compile(r"[\x00-\x20]*[A-Za-z][A-Za-z0-9+.\-]*://")
+_TEXTS = frozenset({
+    "text", "content", "title", "context", "thinking", "reasoning", "reasoning_content", "refusal", "output", "quote",
+    "query", "transcript",
+})  # fmt: skip
+"""Fields whose text becomes a part of the prompt, whatever it looks like."""
+_NOT_FETCHED = frozenset({
+    "arguments", "input", "parameters", "input_schema", "annotations", "citations", "action", "summary", "tool_calls",
+})  # fmt: skip
+"""Fields of messages and their parts that say what a tool got or what an answer cited."""
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
+    r"(?::(?P<port>[0-9]{1,5}))?(?:/[\x21-\x5b\x5d-\x7e]*)?\Z"
+)
+"""URLs that all parsers read alike: no user, no backslash, no blanks, and a path after the host."""
+_NUMBER = re.compile(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)\Z")
+_WITH_IPV4 = tuple(map(ipaddress.ip_network, ("::/80", "64:ff9b::/32", "2001::/32", "2002::/16")))
+_LOCAL_NAMES = ("localhost", ".localhost", ".local", ".internal", ".intranet", ".lan", ".home.arpa", ".svc")
+
+
+def is_public(host: str) -> bool:
+    """Return whether a host of a URL is a public address or a name with a dot that is not reserved for private use.
+
+    An IPv4 address must have four decimal numbers: other forms, such as 2130706433 and 0x7f.1, are not public, nor are
+    IPv6 addresses that contain an IPv4 address.
+    """
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        is_number = _NUMBER.match(host.rpartition(".")[2]) is not None
+        return not is_number and "." in host and not host.lower().endswith(_LOCAL_NAMES)
+    has_ipv4 = any(address in network for network in _WITH_IPV4)
+    return address.is_global and not address.is_multicast and not has_ipv4
+
+
+class MediaUrls:
+    """Checks the URLs of bodies against ``hosts``: names, ``*.name``, addresses, each with an optional port, or "*"."""
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        listed = [host.lower() for host in hosts]
+        self._any = "*" in listed
+        self._exact = frozenset(listed)
+        self._suffixes = tuple(host[1:] for host in listed if host.startswith("*."))
+
+    def check(self, body: bytes, content: Any) -> None:
+        """Raise Fault (400) for a URL in a body that is not allowed. ``content`` is the decoded body."""
+        found = False
+        for path, url in _located(content):
+            found = True
+            self.check_url(url, path)
+        if found:  # a parser that takes the first of two equal fields would see another URL
+            json.loads(body.decode(), object_pairs_hook=_refuse_repeated)
+
+    def check_form_field(self, name: str, value: bytes) -> None:
+        """Raise Fault (400) for a field of a form, other than an uploaded file, whose URL is not allowed."""
+        text = value.decode("utf-8", "replace")
+        if _LOCATOR.search(name.casefold()) or _SCHEME.match(text):
+            self.check_url(text, name)
+
+    def check_url(self, url: str, path: str) -> None:
+        """Raise Fault (400) unless the URL of the field at ``path`` is allowed."""
+        if url.startswith("data:") or not url:
+            return
+        parts = _URL.match(url)
+        if parts is None:
+            rule = "must be a data: URL, or an http(s) URL of a host with a path and without user name"
+            raise invalid(path, f"{path} {rule}; it is {quoted(url)}.", "url_not_allowed")
+        host, port = parts["host"].lower(), parts["port"]
+        default = port is None or port == _DEFAULT_PORTS[parts["scheme"]]
+        if not self._allows(host, f"{host}:{port or _DEFAULT_PORTS[parts['scheme']]}", is_default_port=default):
+            message = (
+                f"The gateway lets engines fetch nothing from {quoted(parts['host'])}; send a data: URL in {path}."
+            )
+            raise invalid(path, message, "url_not_allowed")
+
+    def _allows(self, host: str, with_port: str, *, is_default_port: bool) -> bool:
+        if with_port in self._exact or (is_default_port and host in self._exact):
+            return True
+        is_listed = self._any or (bool(self._suffixes) and host.endswith(self._suffixes))
+        return is_default_port and is_listed and is_public(host)
+
+
+def _located(content: Any) -> Iterator[tuple[str, str]]:
+    """Yield (path, URL) of all fields of a decoded body by which an engine may fetch something."""
+    if not isinstance(content, dict):
+        return
+    for root in ("messages", "input", "system", "query", "mcp_servers", "ref_audio", "image", "image_url"):
+        value = content.get(root)
+        for at, one in enumerate(value if type(value) is list else ()):
+            # A message of text alone, which most are, needs no walk.
+            if type(one) is dict and not (type(one.get("content")) is str and "role" in one):
+                yield from _walk(one, root, f"{root}.{at}")
+            elif type(one) is str and root in ("image", "image_url"):
+                yield f"{root}.{at}", one
+        if type(value) is dict or (type(value) is str and root not in ("input", "query", "system")):
+            yield from _walk(value, root, root)
+    if "query" in content:  # of a rerank; the documents of a chat are texts
+        yield from _walk(content.get("documents"), "content", "documents")
+    tools = content.get("tools")
+    for at, tool in enumerate(tools if type(tools) is list else ()):
+        if type(tool) is dict and type(url := tool.get("server_url")) is str:
+            yield f"tools.{at}.server_url", url
+
+
+def _walk(value: Any, name: str, path: str) -> Iterator[tuple[str, str]]:
+    if type(value) is str:
+        if name not in _TEXTS and (_LOCATOR.search(name) or _SCHEME.match(value)):
+            yield path, value
+    elif type(value) is list:
+        for at, one in enumerate(value):
+            yield from _walk(one, name, f"{path}.{at}")
+    elif type(value) is dict:
+        for key, one in value.items():
+            folded = key.casefold()
+            if folded not in _NOT_FETCHED:
+                yield from _walk(one, folded, f"{path}.{key[:64]}")
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        names = [name for name, _ in pairs]
+        name = next(name for name in names if names.count(name) > 1)
+        raise invalid(None, f"The field {quoted(name)} must occur once in its object, not twice.", "duplicate_field")
