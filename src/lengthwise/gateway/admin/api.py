@@ -29,8 +29,8 @@ class Change(msgspec.Struct, frozen=True):
 class AdminApi:
     """Serves paths below ``/admin/``. ``routes`` are handlers by path and method, ``changes`` by the same keys.
 
-    ``gateway`` is the ``Gateway``, which makes this API. A handler gets the name in the path, the body, the query and the
-    user. GET needs the role viewer.
+    ``gateway`` is the ``Gateway``, which makes this API. A handler gets the name in the path, the body, the query and
+    the user. GET needs the role viewer.
     """
 
     def __init__(self, access: Access, gateway: Any) -> None:
