@@ -41,7 +41,7 @@ TEXT = "Tell me in a few words how a request goes through a gateway, and what it
 WAITING = 10_000
 FULL, QUICK = (2000, 6000, 1500, 1000, 100_000), (400, 1500, 300, 256, 5_000)
 """Requests one at a time, at once, back-to-back streams, paced streams, and for the growth of memory."""
-LEAN_ENGINE = ROOT / "tests" / "testing" / "lean_engine.py"
+LEAN_ENGINE, ENDURANCE = (ROOT / "tests" / one for one in ("testing/lean_engine.py", "gateway/faults/endurance.py"))
 KEY = "sk-bench-0123456789"
 GATEWAY = """
 import json, sys
@@ -67,8 +67,8 @@ model_list:
     litellm_params: {{model: openai/toy, api_base: "{backend}/v1", api_key: none}}
 litellm_settings: {{telemetry: false}}
 """
-RUST = {"peer.vllm_router": ("vllm-router",), "peer.smg": ("smg", "launch")}
-RUST |= {"peer.sglang_router": ("sglang-router", "launch")}
+LAUNCHED = {"peer.smg": ("smg", "launch"), "peer.sglang_router": ("sglang-router", "launch")}
+RUST = LAUNCHED | {"peer.vllm_router": ("vllm-router",)}
 LIGHT = {"peer.litellm": 0.05}  # the share of the usual number of requests for a slow program
 
 
@@ -347,7 +347,6 @@ def _memory_growth(process: Process, count: int) -> dict[str, Any]:
     return {"value": rss_after_mib(count) - first_mib, "unit": "MiB", "requests": count}
 
 
-# The endpoint picker
 def picker(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU microseconds from the messages of a request to its engine and its end, without gRPC's transport."""
     from lengthwise.gateway.envoy.picker import messages, serialized
@@ -381,7 +380,6 @@ def picker(_: Path, quick: bool) -> dict[str, Any]:
         return {"gateway.picker_decision_us": summary(asyncio.run(run(printed["url"]))) | {"machine": machine()}}
 
 
-# Reordering
 def rerank(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU milliseconds to reorder 10,000 waiting requests."""
     from lengthwise.gateway.core import Scheduler
@@ -458,6 +456,15 @@ def _probe(gateway: Process, rate_rps: float, span_s: float, seed: int) -> dict[
     delays_s = [end_s - sent_s - n * STEP_S for n, (_, sent_s, end_s, _) in zip(lengths, found, strict=True)]
     assert min(delays_s) > -STEP_S, f"faster than its own steps: {min(delays_s)}"
     return {"rate_rps": rate_rps, "delay_s": statistics.fmean(delays_s), "gateway_cpu_share": cpu_share}
+
+
+def endurance(_: Path, quick: bool) -> dict[str, Any]:
+    """Return requests that a gateway lost, and problems, in an hour with a fault every minute; and its memory."""
+    options = ["--minutes", "0.7", "--period-s", "2.5"] if quick else []
+    done = subprocess.run([sys.executable, ENDURANCE, *options], stdout=subprocess.PIPE, text=True, check=False)
+    rss = (found := json.loads(done.stdout))["growth"]["rss_mib"]
+    found |= {"value": found["lost"] + len(found["problems"]), "machine": machine()}
+    return {"gateway.endurance.lost": found, "gateway.endurance.rss_mib_per_hour": rss | {"value": rss["per_hour"]}}
 
 
 SECTIONS = Sections("gateway", __doc__)
