@@ -42,7 +42,7 @@ TEXT = "Tell me in a few words how a request goes through a gateway, and what it
 WAITING = 10_000
 FULL, QUICK = (2000, 6000, 1500, 1000, 100_000), (400, 1500, 300, 256, 5_000)
 """Requests one at a time, at once, back-to-back streams, paced streams, and for the growth of memory."""
-LEAN_ENGINE = ROOT / "tests" / "testing" / "lean_engine.py"
+LEAN_ENGINE, ENDURANCE = (ROOT / "tests" / one for one in ("testing/lean_engine.py", "gateway/faults/endurance.py"))
 KEY = "sk-bench-0123456789"
 GATEWAY = """
 import json, sys
@@ -454,6 +454,15 @@ def _probe(gateway: Process, rate_rps: float, span_s: float, seed: int) -> dict[
     delays_s = [end_s - sent_s - n * STEP_S for n, (_, sent_s, end_s, _) in zip(lengths, found, strict=True)]
     assert min(delays_s) > -STEP_S, f"faster than its own steps: {min(delays_s)}"
     return {"rate_rps": rate_rps, "delay_s": statistics.fmean(delays_s), "gateway_cpu_share": cpu_share}
+
+
+def endurance(_: Path, quick: bool) -> dict[str, Any]:
+    """Return requests that a gateway lost, and problems, in an hour with a fault every minute; and its memory."""
+    options = ["--minutes", "0.7", "--period-s", "2.5"] if quick else []
+    done = subprocess.run([sys.executable, ENDURANCE, *options], stdout=subprocess.PIPE, text=True, check=False)
+    rss = (found := json.loads(done.stdout))["growth"]["rss_mib"]
+    found |= {"value": found["lost"] + len(found["problems"]), "machine": machine()}
+    return {"gateway.endurance.lost": found, "gateway.endurance.rss_mib_per_hour": rss | {"value": rss["per_hour"]}}
 
 
 SECTIONS = Sections("gateway", __doc__)

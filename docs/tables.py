@@ -277,17 +277,11 @@ def fidelity_campaign(engine: str) -> None:
         of, loads = row["details"], row["details"]["signed_by_load"]
         runs = of["signed_by_run"].items()
         single = [abs(run["calibrated"]) for name, run in runs if name.rpartition("-")[0] in loads]
-        lines.append(
-            (
-                _label(metric),
-                percent(row["value"]),
-                span([abs(load["calibrated"]) for load in loads.values()], "relative"),
-                f"{percent(of['of_single_runs'])} ({span(single, 'relative')})",
-                percent(max(load["repeats_spread"] for load in loads.values())),
-                percent(of["median_of"].get("profile")),
-                percent(of["median_of"].get("roofline")),
-            )
-        )
+        each = span([abs(load["calibrated"]) for load in loads.values()], "relative")
+        runs = f"{percent(of['of_single_runs'])} ({span(single, 'relative')})"
+        spread = max(load["repeats_spread"] for load in loads.values())
+        others = (spread, of["median_of"].get("profile"), of["median_of"].get("roofline"))
+        lines.append((_label(metric), percent(row["value"]), each, runs, *map(percent, others)))
     head = ["metric", "median over loads", "range over loads", "median (range) over single runs"]
     table([*head, "furthest repeat from its median", "profile alone", "roofline alone"], lines)
 
@@ -361,21 +355,14 @@ def fidelity_counters() -> None:
 def fidelity_points() -> None:
     """Print medians over thousands of measured deployments."""
     head = ["figure", "points", "median error", "95 % interval", "P90", "bias"]
-    table(
-        head,
-        (
-            (
-                f"`{name.removeprefix('fidelity.')}`",
-                f"{row['details']['points']:,}",
-                percent(row["value"]),
-                span(row.get("ci") or row["details"].get("interval"), "relative"),
-                percent(row["details"].get("p90")),
-                percent(row["details"].get("bias")),
-            )
-            for name, row in rows("fidelity").items()
-            if name.startswith(("fidelity.silicon.", "fidelity.argonne."))
-        ),
-    )
+    lines = []
+    for name, row in rows("fidelity").items():
+        if name.startswith(("fidelity.silicon.", "fidelity.argonne.")):
+            of, title = row["details"], f"`{name.removeprefix('fidelity.')}`"
+            interval = span(row.get("ci") or of.get("interval"), "relative")
+            rest = map(percent, (of.get("p90"), of.get("bias")))
+            lines.append((title, f"{of['points']:,}", percent(row["value"]), interval, *rest))
+    table(head, lines)
 
 
 def fidelity_left_out() -> None:
@@ -811,6 +798,8 @@ GATEWAY_FIGURES = {
     "gateway.fair.max_service_gap_over_bound": "largest gap of service between backlogged tenants, over VTC's bound",
     "gateway.rerank_10k_ms": "10,000 waiting requests reordered",
     "gateway.shared_queue_jct_ratio": "mean JCT of 4 gateways with a shared queue over that of one, at load 0.9 or 0.97",
+    "gateway.endurance.lost": "requests lost, doubled or wrong, and leaks, in an hour with a fault every minute",
+    "gateway.endurance.rss_mib_per_hour": "growth of memory in such a run",
 }
 
 
@@ -876,6 +865,18 @@ def gateway_cells() -> None:
         pairs = [f"{number(one['mean_s'])}, {number(one['p99_s'])}" for one in shown]
         lines.append((f"{number(cell['load'])}x", cell["batch"], *pairs, noise))
     table(["load", "batch", *(f"{name}: mean, P99 s" for name in names), ""], lines)
+
+
+def gateway_faults() -> None:
+    """Print what became of requests in each fault of the endurance run."""
+    lines = []
+    for one in details("gateway", "gateway.endurance.lost")["faults"]:
+        states = [one[name].items() for name in ("at_engines", "waiting", "new")]
+        cells = [", ".join(f"{count:,} {outcome}" for outcome, count in state) or DASH for state in states]
+        seconds = [f"{number(one['held_s'])} s", " s, at most ".join(map(number, one["recovered_s"])) + " s"]
+        lines.append((one["fault"], one["times"], *cells, *seconds))
+    head = ["fault", "times", "requests at engines", "waiting requests", "new requests", "lasts", "disturbs until"]
+    table(head, lines)
 
 
 def gateway_scale() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import importlib
 import logging
 import secrets
@@ -43,6 +44,7 @@ _FIRST_CHECK_S = 2.0  # time for engines to report their properties at the start
 _FIXED_SECTIONS = ("listen", "prediction", "envoy", "tenants", "oidc", "external_auth", "shared_queue")
 _SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
+_GC_THRESHOLDS = 700, 10, 10  # those of Python 3.11; commands raise them for their start
 # mallopt's parameter and bytes. By default the first connection with TLS, whose buffer has 256 KiB, raises this limit,
 # and later buffers come from a heap that fragments and grows for hours.
 _MMAP_THRESHOLD = -3, 1 << 17
@@ -385,6 +387,8 @@ def serve(
         loop_factory = importlib.import_module("uvloop").new_event_loop
 
     async def after_start(gateway: Gateway) -> None:
+        gc.freeze()  # what lives as long as the gateway does not delay the collection of closed connections
+        gc.set_threshold(*_GC_THRESHOLDS)
         if ready is not None:
             ready(gateway.port, gateway.admin_port)
         if started is not None:

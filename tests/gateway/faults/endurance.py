@@ -1,6 +1,6 @@
 """Run `lengthwise serve` under load, with a fault in every period, and compare every answer with its request's own.
 
-python tests/gateway/faults/endurance.py --minutes 60 prints one line of JSON; the exit code is 1 if anything was lost.
+python tests/gateway/faults/endurance.py --minutes 60 prints one line of JSON; the exit code is 1 if a request was lost.
 
 The gateway, its engines and PostgreSQL are processes. Requests come over TLS in an open loop, from tenants of the store
 and from a key of the file. At the end of each period the load pauses until all requests have ended: nothing of them may
@@ -57,9 +57,11 @@ SPARE_TASKS = 15  # more tasks of the idle gateway than at first
 TENANTS = {"steady": 0, "batch": 5, "leaving": 0, "file": 0}
 """Priorities by tenant; clients of "leaving" disconnect, and the key of "file" is in the configuration."""
 STORED = ("steady", "batch", "leaving")
+ENDS = {"finished": "answered", "client_gone": "left by clients", "left": "left by clients", "unsent": "not connected"}
+"""Words of the table of faults for outcomes."""
 DOCUMENTED = ("store_unavailable", "draining", "engine_failed", "no_engine", "not_ready", "stopped")
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-HAS_FAKETIME = FAKETIME.exists()  # Debian: faketime
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+"""Debian's package faketime; without it no clock jumps."""
 ADMIN, DISK_MIB = "admin", 192
 CONFIG = """
 engines = [{engines}]
@@ -255,7 +257,7 @@ class World:
 
     async def start_gateway(self) -> None:
         environment = dict(os.environ)
-        if HAS_FAKETIME:
+        if FAKETIME is not None:
             environment |= {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self.offset)}
             environment |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_CACHE_DURATION": "1", "NO_FAKE_STAT": "1"}
         command = [str(Path(sys.executable).with_name("lengthwise")), "serve", str(self.folder / "gateway.toml")]
@@ -366,9 +368,9 @@ class World:
             while len(self.open) < 2 * ENGINES * SEQS:
                 self.send()
             await asyncio.wait(self.open, return_when=asyncio.FIRST_COMPLETED)
-        ended = sum(one.outcome == "answered" for one in self.sent[before:])
+        answered = sum(one.outcome == "answered" for one in self.sent[before:])
         await self.rest()
-        return ended / seconds
+        return answered / seconds
 
     async def rest(self) -> None:
         if self.open:
@@ -410,13 +412,13 @@ class World:
         """Compare the ledger with what the clients received, by tenant: exactly where no client left, none failed."""
         found = {}
         for tenant in STORED:
-            ended = [one for one in self.sent if one.tenant == tenant]
+            own = [one for one in self.sent if one.tenant == tenant]
             rows = (await self.api("GET", f"usage?tenant={tenant}&period=month"))["usage"]
             names = ("requests", "prompt_tokens", "output_tokens")
             used = {name: sum(row[name] for row in rows) for name in names}
-            answered = [one for one in ended if one.outcome == "answered"]
+            answered = [one for one in own if one.outcome == "answered"]
             # A request that failed or was left counts with what its engine had generated, at least what came.
-            others = [one for one in ended if one.outcome in ("left", "engine_failed", "no_engine")]
+            others = [one for one in own if one.outcome in ("left", "engine_failed", "no_engine")]
             low = sum(one.tokens for one in answered) + sum(one.received for one in others)
             high = sum(one.tokens for one in [*answered, *others])
             prompts = sum(one.prompt_tokens for one in answered)
@@ -634,11 +636,11 @@ def fault_table(world: World, periods: list[Period], rows: list[Row]) -> list[di
             for row in rows:
                 if row.arrival_s <= at_s < row.finished_s:
                     state = "at_engines" if row.dispatched_s <= at_s else "waiting"
-                    counts[state][row.outcome] += 1
+                    counts[state][ENDS.get(row.outcome, row.outcome)] += 1
                     moved = row.failovers if state == "at_engines" else 0
                     counts[state]["moved to another engine"] += moved > 0
             new = [sent for sent in world.sent[one.first : one.last] if one.start_s <= sent.sent_s < one.end_s]
-            counts["new"].update(sent.outcome for sent in new)
+            counts["new"].update(ENDS.get(sent.outcome, sent.outcome) for sent in new)
             later = [sent for sent in world.sent[one.first : one.last] if sent.sent_s >= one.start_s]
             disturbed = [s.sent_s for s in later if s.outcome not in ("answered", "left") or s.delay_s > SLOW_S]
             recovered.append(max(disturbed, default=one.start_s) - one.start_s)
@@ -674,7 +676,7 @@ def summarize(world: World, rate_rps: float, periods: list[Period], rows: list[R
 async def endure(folder: Path, postgres: Server, args: argparse.Namespace, *, has_disk: bool) -> dict[str, Any]:
     period_s = args.period_s
     count = max(1, round(args.minutes * 60 / period_s))
-    usable = [one for one in FAULTS if one != RESTART and (HAS_FAKETIME or "clock" not in one)]
+    usable = [one for one in FAULTS if one != RESTART and (FAKETIME is not None or "clock" not in one)]
     order = random.Random(args.seed)
     rounds = (order.sample(usable, len(usable)) for _ in itertools.count())
     kinds = [RESTART, *itertools.islice(itertools.chain.from_iterable(rounds), count - 1)]
@@ -699,6 +701,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder for the logs")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end too
     with tempfile.TemporaryDirectory() as name, small_disk(Path(name) / "disk") as has_disk:
         postgres = Server(programs(), Path(name))
         try:
