@@ -48,6 +48,7 @@ def rows(tmp_path) -> list[dict]:
     return [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_each_role_may_do_what_it_should_and_all_changes_are_in_the_log(tmp_path):  # noqa: PLR0915
     async def work() -> None:
         async with EngineServer() as engine:
