@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SESSION_S = 8 * 3600.0
 MAX_SESSIONS = 1000
 _COOKIE = "lengthwise_session"
+_ONCE = (b"authorization", b"cookie", b"origin", b"x-csrf-token")
 _ANYBODY = Actor("", ROLES[0])  # all clients of a port without users
 
 
@@ -61,9 +62,12 @@ class Access:
         """Return the user of a request, and the value that requests of its page carry ("" without a session).
 
         Raises Fault: 401 without a right token or session, 403 for a request that another page has made, 429 after many
-        wrong tokens.
+        wrong tokens, 400 for a header that occurs twice, of which a proxy may read the other one.
         """
         headers = dict(scope["headers"])
+        for name in _ONCE:
+            if [one for one, _ in scope["headers"]].count(name) > 1:
+                raise Fault(400, "invalid", f"The header {name.decode()} must occur once.", code="duplicate_header")
         if (authorization := headers.get(b"authorization")) is not None:
             return await self._user_of(authorization, address(scope)), ""
         found = self._session(headers.get(b"cookie", b""), scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from lengthwise.gateway.edge.errors import Fault, invalid, quoted
 from lengthwise.schema.errors import InputError, LengthwiseError
 
 ROOT = "/admin/"
+_log = logging.getLogger("lengthwise.gateway")
 _BODY_BYTES = 1 << 16
 Handler = Callable[[str, bytes, bytes, Actor], Awaitable[tuple[int, Any]]]
 Methods = dict[str, Handler]
@@ -29,8 +31,8 @@ class Change(msgspec.Struct, frozen=True):
 class AdminApi:
     """Serves paths below ``/admin/``. ``routes`` are handlers by path and method, ``changes`` by the same keys.
 
-    ``gateway`` is the ``Gateway``, which makes this API. A handler gets the name in the path, the body, the query and
-    the user. GET needs the role viewer.
+    ``gateway`` is the ``Gateway`` that makes this API. A handler gets the name in the path, the body, the query and the
+    user. GET needs the role viewer.
     """
 
     def __init__(self, access: Access, gateway: Any) -> None:
@@ -67,7 +69,7 @@ class AdminApi:
         finally:
             exchange.close()
 
-    async def _serve(self, scope: asgi.Scope, exchange: asgi.AsgiExchange) -> tuple[int, Any]:
+    async def _serve(self, scope: asgi.Scope, exchange: asgi.AsgiExchange) -> tuple[int, Any]:  # noqa: C901 - in order
         actor, _ = await self._access.user(scope)
         self._access.require(actor, "viewer", "read")
         name, *rest = scope["path"].removeprefix(ROOT).split("/")
@@ -94,6 +96,9 @@ class AdminApi:
             )
         except Fault as error:
             fault = error
+        except Exception:  # noqa: BLE001 - the client gets an answer, and the gateway serves on, in any case
+            _log.exception("a request to the admin port failed")
+            fault = Fault(500, "internal", "The gateway failed to serve this request.", code="internal_error")
         else:
             if change is not None:
                 made = content if isinstance(content, dict) else {}

@@ -173,7 +173,7 @@ class AdminApp:
         elif path == "/state.json":
             await _respond(send, 200, self._state(), b"application/json")
         else:
-            await self._stream_events(receive, send)
+            await self._stream_events(scope, receive, send)
 
     async def _refusal(self, scope: Scope) -> Fault | None:
         """Return the reason for which a client may not read, or None."""
@@ -220,7 +220,7 @@ class AdminApp:
         given = [(b"content-security-policy", policy.encode()), *headers]
         await _respond(send, status, body, b"text/html; charset=utf-8", given)
 
-    async def _stream_events(self, receive: Receive, send: Send) -> None:
+    async def _stream_events(self, scope: Scope, receive: Receive, send: Send) -> None:
         if len(self._streams) >= MAX_STREAMS:
             await _respond(send, 503, b"Too many event streams are open.\n", b"text/plain")
             return
@@ -236,7 +236,7 @@ class AdminApp:
             async with background(await_disconnect()):
                 headers = [(b"content-type", b"text/event-stream"), *_SECURITY_HEADERS]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                while not closed.is_set():
+                while not closed.is_set() and await self._refusal(scope) is None:  # its session may have ended
                     body = b"data: " + self._state() + b"\n\n"
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     with contextlib.suppress(TimeoutError):

@@ -27,6 +27,7 @@ _NOT_FETCHED = frozenset({
 })  # fmt: skip
 """Fields of messages and their parts that say what a tool got or what an answer cited."""
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
+_NOT_SCALAR = frozenset({str, list, dict})
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
     r"(?::(?P<port>[0-9]{1,5}))?(?:/[\x21-\x5b\x5d-\x7e]*)?\Z"
@@ -127,11 +128,11 @@ def _walk(value: Any, name: str, path: str) -> Iterator[tuple[str, str]]:
             yield path, value
     elif type(value) is list:
         for at, one in enumerate(value):
-            yield from _walk(one, name, f"{path}.{at}")
+            if type(one) in _NOT_SCALAR:  # a body may have a million numbers
+                yield from _walk(one, name, f"{path}.{at}")
     elif type(value) is dict:
         for key, one in value.items():
-            folded = key.casefold()
-            if folded not in _NOT_FETCHED:
+            if type(one) in _NOT_SCALAR and (folded := key.casefold()) not in _NOT_FETCHED:
                 yield from _walk(one, folded, f"{path}.{key[:64]}")
 
 
