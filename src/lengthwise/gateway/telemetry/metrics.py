@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from bisect import bisect_left
 from collections import Counter
@@ -253,7 +254,8 @@ class Metrics(Listener):
             known = {key: value for key, value in ends.items() if value is not None}
             yield _gauge("jct_change_ratio", description, known, "order", "bound")
         yield _histogram("event_loop_lag_seconds", "Delay of the event loop", {(): self.lag_s})
-        yield _gauge("tasks", "Tasks of the event loop", {(): len(asyncio.all_tasks())})
+        with contextlib.suppress(RuntimeError):  # without an event loop, as in a script that reads the metrics
+            yield _gauge("tasks", "Tasks of the event loop", {(): len(asyncio.all_tasks())})
         yield _gauge("build_info", "Version and mode", {(version("lengthwise"), self.mode): 1}, "version", "mode")
         yield from self.phases.families()
         if self.tracker is not None:
