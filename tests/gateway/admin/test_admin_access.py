@@ -50,7 +50,7 @@ def rows(tmp_path) -> list[dict]:
 
 @pytest.mark.slow
 def test_each_role_may_do_what_it_should_and_all_changes_are_in_the_log(tmp_path):  # noqa: PLR0915
-    async def work() -> None:
+    async def work() -> None:  # noqa: PLR0915
         async with EngineServer() as engine:
             config = config_of(engine, tmp_path)
             async with Gateway(config) as g, aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
@@ -73,6 +73,21 @@ def test_each_role_may_do_what_it_should_and_all_changes_are_in_the_log(tmp_path
                         assert status in ((200, 201, 404) if allowed else (403,)), (method, path, role, status)
                 assert (await call("GET", "/healthz"))[0] == 200
                 assert (await call("GET", "/"))[:2][0] == 303
+                page = (await call("GET", "/login"))[2]
+                assert b'name="token"' in page
+                login, form = f"http://127.0.0.1:{g.admin_port}/login", {"token": TOKENS["operator"]}
+                async with session.post(login, data={"token": "<b>"}) as response:
+                    assert (response.status, b"not a token" in await response.read()) == (401, True)
+                async with session.post(login, data=form, allow_redirects=False) as response:
+                    cookie = {"Cookie": response.headers["Set-Cookie"].partition(";")[0]}
+                    assert (response.status, response.headers["Location"]) == (303, "/")
+                assert (await call("GET", "/", **cookie))[0] == 200
+                csrf = {"X-CSRF-Token": json.loads((await call("GET", "/session", **cookie))[2])["csrf"]}
+                drains = [(await call("POST", "/admin/drain", **one))[0] for one in (cookie, cookie | csrf)]
+                assert (drains, g.app.draining) == ([403, 200], True)
+                assert (await call("POST", "/admin/resume", **cookie, **csrf))[0] == 200
+                assert (await call("POST", "/logout", **cookie))[0] == 303
+                assert (await call("GET", "/session", **cookie))[0] == 401
                 operator = {"Authorization": f"Bearer {TOKENS['operator']}"}
                 assert (await call("POST", "/admin/workers/e/drain", **operator))[0] == 200
                 assert g.fleet.worker("e").unavailable_reason(0.0) != ""

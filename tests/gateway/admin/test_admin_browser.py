@@ -183,4 +183,4 @@ def test_it_stays_live_and_fetches_only_its_own(driver, worlds) -> None:
     assert text(driver, "#live") == "live"
     sent = [json.loads(row["message"])["message"] for row in driver.get_log("performance")]
     urls = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
-    assert {one for one in urls if not one.startswith("data:")} == {f"{url}/", f"{url}/session", f"{url}/events"}
+    assert {one for one in urls if not one.startswith("data:")} == {f"{url}/", f"{url}/events", f"{url}/session"}
