@@ -154,9 +154,8 @@ def envoy_command(engines: list[str], settings: Envoy, *, plain: bool = False) -
 
     made = bootstrap(GatewayConfig(tuple(map(Engine, engines)), envoy=settings))
     if plain:
-        del made["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"][
-            0
-        ]
+        (manager,) = made["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
+        del manager["typed_config"]["http_filters"][0]
     return [_program("envoy"), "--config-yaml", json.dumps(made), "--concurrency", "1", "--disable-hot-restart"]
 
 
@@ -291,17 +290,17 @@ def _measured(name: str, process: Process, backend: Process, counts: tuple[int, 
     single, many, streams, paced, memory = (max(BLOCKS, int(PEERS.get(name, {}).get("share", 1.0) * n)) for n in counts)
     _check(process, backend)
     closed_loop(process, chat(), max(BLOCKS, many // 10), 4)  # warms up
-    rows, before = _added_latency(process, backend, max(1, single // BLOCKS)), group_use(process.group)[0]
-    times = closed_loop(process, chat(), many, CONNECTIONS)
-    rows["cpu_us_per_request"] = {"value": (group_use(process.group)[0] - before) / many * 1e6, "unit": "us"}
-    rows["rps"] = {"value": many / times.wall_s, "unit": "requests/s"}
-    for figure, count, connections, gap_ms in (
-        ("cpu_us_per_token_back_to_back", streams, CONNECTIONS, 0),
-        ("cpu_us_per_token", paced, PACED_CONNECTIONS, GAP_MS),  # paced, far from saturation
+    rows = _added_latency(process, backend, max(1, single // BLOCKS))
+    for figure, count, units, connections, options in (
+        ("cpu_us_per_request", many, many, CONNECTIONS, {}),
+        ("cpu_us_per_token_back_to_back", streams, streams * TOKENS, CONNECTIONS, {"stream": True}),
+        ("cpu_us_per_token", paced, paced * TOKENS, PACED_CONNECTIONS, {"stream": True, "gap_ms": GAP_MS}),
     ):
         before = group_use(process.group)[0]
-        closed_loop(process, chat(stream=True, gap_ms=gap_ms), count, min(connections, count))
-        rows[figure] = {"value": (group_use(process.group)[0] - before) / (count * TOKENS) * 1e6, "unit": "us"}
+        times = closed_loop(process, chat(**options), count, min(connections, count))
+        rows[figure] = {"value": (group_use(process.group)[0] - before) / units * 1e6, "unit": "us"}
+        if not options:
+            rows["rps"] = {"value": many / times.wall_s, "unit": "requests/s"}
     if name == "gateway":
         rows["rss_growth_mib"] = _memory_growth(process, memory)
     return rows
