@@ -81,9 +81,8 @@ def of_point(point: Point, host: HostOverhead, slow_s: float) -> list[Bracket]:
         deployment = deployed(point, "roofline", host)
     except InputError:
         return []
-    loop = loop_of(point)
+    loop, deployment = loop_of(point), replace(deployment, cost=skewed(deployment.cost, slow_s))
     requests = loop.workload()
-    deployment = replace(deployment, cost=skewed(deployment.cost, slow_s))
     ends = interval(lambda one: list(means(simulate(requests, one, max_log_steps=0), loop)), deployment)
     of = {"model": point.model, "gpu": point.gpu}
     measured = (point.ttft_s, point.tpot_s)

@@ -54,8 +54,7 @@ class Setting:
     ) -> Deployment:
         sizes = {"max_num_seqs": self.seqs, "max_num_batched_tokens": self.step_tokens, "block_size": BLOCK}
         kinds = {"weight_dtype": dtype, "kv_dtype": dtype, "max_model_len": max_model_len}
-        limits = EngineLimits(**sizes, **kinds, watermark=0.0)
-        return deploy(config, gpu, limits=limits, num_blocks=blocks)
+        return deploy(config, gpu, limits=EngineLimits(**sizes, **kinds, watermark=0.0), num_blocks=blocks)
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,7 @@ class Lengths:
             np.clip(rng.lognormal(np.log(median), sigma, n), least, most).astype(np.int64)
             for median, sigma, least, most in (self.prompt, self.output)
         )
-        gaps = rng.exponential(1.0, n)
-        arrival_s = np.zeros(n) if rate_rps is None else np.cumsum(gaps) / rate_rps
+        arrival_s = np.zeros(n) if rate_rps is None else np.cumsum(rng.exponential(1.0, n)) / rate_rps
         return Workload(arrival_s - arrival_s[0], prompt, output, name=name)
 
     def arriving(
@@ -249,8 +247,7 @@ def this_thread() -> GpuSpec:
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     flops, bandwidth = _harness.fresh_process(code, **one)
     source = "measured with NumPy: a product of 1024 x 1024, a copy of 256 MiB"
-    found = _device(_harness.machine()["cpu"], {"float32": flops}, 16 * 2**30, bandwidth, source)
-    return replace(found, is_cpu=True)
+    return replace(_device(_harness.machine()["cpu"], {"float32": flops}, 16 * 2**30, bandwidth, source), is_cpu=True)
 
 
 def device_of(device: str, dtype: str) -> GpuSpec:
@@ -363,10 +360,6 @@ def calibration_row(
     return {"value": round(duration_s, 2), "unit": "s", "details": {**details, **about}}
 
 
-Intervals = Mapping[str, Mapping[str, Interval]]
-"""By run or load, then by metric."""
-
-
 def coverage_row(
     priced: Mapping[str, Deployment], blind: Sequence[PartError], held_out: Sequence[Run]
 ) -> dict[str, Any]:
@@ -379,7 +372,7 @@ def coverage_row(
         evidence = replace(d.cost.evidence, errors=tuple(blind))
         unseen[name] = replace(d, cost=replace(d.cost, evidence=evidence))
     loads = medians({run.name: intervals_of(unseen[run.setting], run, DRAWS, LEVEL) for run in held_out})
-    found = counted(loads)
+    found = sides([one for of in loads.values() for one in of.values()])
     details = found | {"of_loads": len(loads), "level": LEVEL, "draws": DRAWS}
     ratios = {load: [one.high_s / one.low_s for one in of.values()] for load, of in loads.items()}
     details["ends_apart"] = {load: round(statistics.median(of), 2) for load, of in ratios.items()}
@@ -389,18 +382,14 @@ def coverage_row(
     return {"value": value, "unit": "share", "target": LEVEL, "better": "higher", "ci": ci, "details": details}
 
 
-def medians(intervals: Intervals) -> dict[str, dict[str, Interval]]:
-    """Return for each load the medians over its repeats: of measured and predicted numbers and of both ends."""
+def medians(intervals: Mapping[str, Mapping[str, Interval]]) -> dict[str, dict[str, Interval]]:
+    """Return by load and metric the medians over repeats of all numbers of ``intervals``, which are by run and metric."""
 
     def middle(metric: str, names: Sequence[str]) -> Interval:
         return Interval(*map(statistics.median, zip(*(intervals[name][metric] for name in names), strict=True)))
 
     repeats = _harness.grouped(intervals, lambda name: name.rpartition("-")[0])
     return {load: {metric: middle(metric, names) for metric in COUNTED} for load, names in repeats.items()}
-
-
-def counted(intervals: Intervals) -> dict[str, int]:
-    return sides([one for of in intervals.values() for one in of.values()])
 
 
 def intervals_of(

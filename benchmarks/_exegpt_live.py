@@ -89,8 +89,7 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
     plan = QUICK if quick else FULL
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         model = _vllm.make_model(Path(folder) / plan.live.size, plan.live.size)
-        config = json.loads((model / "config.json").read_text())
-        circle = Circle(Path(folder) / "out", Path(folder), plan.live, config)
+        circle = Circle(Path(folder) / "out", Path(folder), plan.live, json.loads((model / "config.json").read_text()))
         d = circle.deployment(SETTING)
         stock, group = stack.enter_context(_engine(circle, d, "stock"))
         tables, notes = _calibrated(circle, d, stock, group)

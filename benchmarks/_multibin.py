@@ -225,8 +225,7 @@ def line_of(model: str, output_tokens: float) -> tuple[float, float]:
     """Return (seconds of the prefill, seconds per token) of a static batch on an A100-80GB, by the roofline."""
     spec, gpu, node = catalog.model(model), catalog.gpu("A100-80GB"), catalog.node("dgx-a100")
     given = (spec, gpu, node, Parallelism(), EngineLimits())
-    context = int(BATCH * (PROMPT_TOKENS + output_tokens / 2))
-    decode = cost.operators(*given, decode_seqs=BATCH, kv_tokens=context)
+    decode = cost.operators(*given, decode_seqs=BATCH, kv_tokens=int(BATCH * (PROMPT_TOKENS + output_tokens / 2)))
     prefill = cost.operators(*given, prefill=[(PROMPT_TOKENS, 0)] * BATCH)
     return sum(row.seconds for row in prefill), sum(row.seconds for row in decode)
 
@@ -234,22 +233,20 @@ def line_of(model: str, output_tokens: float) -> tuple[float, float]:
 def predictor(shared: Path, _quick: bool) -> Rows:
     """Return the gain that remains under the paper's confusion, and that of another paper's predictor."""
     details: dict[str, Any] = {"gsm8k": predicted_gains(answers(shared, PHI)[0])}
-    if (shared / VICUNA).is_file():
-        with gzip.open(shared / VICUNA, "rt", encoding="utf-8") as file:
-            rows = [(float(r["output_token_length"]), int(r["pred_5class"])) for r in csv.DictReader(file)]
-        tokens, classes = (np.array(column) for column in zip(*(row for row in rows if row[0] > 0), strict=True))
-        fixed_s, token_s = line_of("vicuna-13b", float(tokens.mean()))
-        service_s = fixed_s + token_s * tokens
-        chat = theory.SampledTimes(service_s)
-        batch_s = sum(
-            np.mean(classes == c) * theory.expected_batch_s(theory.SampledTimes(service_s[classes == c]), [], BATCH)
-            for c in np.unique(classes)
-        )
-        known = theory.gain(chat, theory.equal_mass(chat, len(np.unique(classes))), BATCH)
-        gains = {"predicted": theory.expected_batch_s(chat, [], BATCH) / batch_s - 1, "known, as many bins": known}
-        details["lmsys"] = predicted_gains(chat) | {"ssjf 5 classes": gains}
-    if "lmsys" not in details:  # the paper's share is of this data set
+    if not (shared / VICUNA).is_file():  # the paper's share is of this data set
         return {}
+    with gzip.open(shared / VICUNA, "rt", encoding="utf-8") as file:
+        rows = [(float(r["output_token_length"]), int(r["pred_5class"])) for r in csv.DictReader(file)]
+    tokens, classes = (np.array(column) for column in zip(*(row for row in rows if row[0] > 0), strict=True))
+    fixed_s, token_s = line_of("vicuna-13b", float(tokens.mean()))
+    service_s, batch_s, known_classes = fixed_s + token_s * tokens, 0.0, np.unique(classes)
+    chat = theory.SampledTimes(service_s)
+    for c in known_classes:
+        times = theory.SampledTimes(service_s[classes == c])
+        batch_s += np.mean(classes == c) * theory.expected_batch_s(times, [], BATCH)
+    known = theory.gain(chat, theory.equal_mass(chat, len(known_classes)), BATCH)
+    gains = {"predicted": theory.expected_batch_s(chat, [], BATCH) / batch_s - 1, "known, as many bins": known}
+    details["lmsys"] = predicted_gains(chat) | {"ssjf 5 classes": gains}
     four = details["lmsys"]["4"]
     share = min(four["neighbours first"], four["spread evenly"]) / four["known"]
     return {"multibin.kept_by_bert_4_bins": _row(share, "of the gain", 0.178, "higher", **details)}
@@ -262,11 +259,9 @@ def predicted_gains(times: theory.SampledTimes) -> dict[str, dict[str, float]]:
     for bins, accuracy in ACCURACY.items():
         cuts, spread = theory.equal_mass(times, bins), np.full((bins, bins), (1 - accuracy) / (bins - 1))
         np.fill_diagonal(spread, accuracy)
-        found[str(bins)] = {
-            "known": theory.gain(times, cuts, BATCH),
-            "neighbours first": theory.gain(times, cuts, BATCH, theory.confusion_of_accuracy(bins, accuracy)),
-            "spread evenly": theory.gain(times, cuts, BATCH, spread),
-        }
+        near = theory.confusion_of_accuracy(bins, accuracy)
+        errors = {"known": None, "neighbours first": near, "spread evenly": spread}
+        found[str(bins)] = {name: theory.gain(times, cuts, BATCH, wrong) for name, wrong in errors.items()}
     return found
 
 

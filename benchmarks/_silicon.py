@@ -355,8 +355,7 @@ def limits_of(point: Point, loop: Loop) -> EngineLimits:
     seqs = min(loop.clients, point.max_num_seqs) if point.max_num_seqs else math.ceil(loop.clients / point.dp)
     kinds = {"weight_dtype": point.dtype, "kv_dtype": point.kv_dtype}
     share = 0.95 if point.prefill else EngineLimits.gpu_memory_utilization
-    tokens = max(loop.budget, seqs)
-    return EngineLimits(seqs, tokens, max_model_len=loop.longest, gpu_memory_utilization=share, **kinds)
+    return EngineLimits(seqs, max(loop.budget, seqs), max_model_len=loop.longest, gpu_memory_utilization=share, **kinds)
 
 
 def parallel_of(point: Point) -> Parallelism:

@@ -50,8 +50,7 @@ def _files(folder: Path) -> list[tuple[str, Path]]:
 def _answers(source: str, folder: Path, prompt_of: Callable[[dict[str, Any]], str]) -> Samples:
     """Return the outputs of a folder's models; OpenAI's o1 is left out, whose reasoning tokens are hidden."""
     files = [(name, path) for name, path in _files(folder) if not name.startswith("o1-")]
-    rows = ((prompt_of(r), name, r, r["output"], False) for name, path in files for r in lines(path))
-    return _samples(source, rows)
+    return _samples(source, ((prompt_of(r), name, r, r["output"], False) for name, path in files for r in lines(path)))
 
 
 @cache

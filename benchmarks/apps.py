@@ -262,8 +262,7 @@ def _cases(study: str, quick: bool) -> list[Case]:
 
 def study(_: Path, quick: bool, name: str) -> dict[str, Any]:
     """Return lowest and highest gains over each heuristic and the greedy search, the latter's own, and all cases."""
-    cases = _cases(name, quick)
-    found = [_summary_of(case, case.plan()) for case in cases]
+    found = [_summary_of(case, case.plan()) for case in _cases(name, quick)]
     rows: dict[str, Any] = {f"apps.{name}.cases": {"value": len(found), "unit": "cases", "cases": found}}
     for other in (*HEURISTICS, GREEDY):
         for end, pick in (("lowest", min), ("highest", max)):
@@ -272,8 +271,7 @@ def study(_: Path, quick: bool, name: str) -> dict[str, Any]:
             row = {"value": gain, "unit": "times", "ci": ci, "case": case["case"]}
             figure = f"apps.{name}.speedup_over_{other}_{end}"
             rows[figure] = row | {"paper": TARGETS[figure][0] if other in HEURISTICS else None}
-    rows |= _of_greedy(name, found)
-    return rows
+    return rows | _of_greedy(name, found)
 
 
 def idle(_: Path, quick: bool, name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _harness import ROOT, cpu_seconds, fresh_process, machine
+from _harness import ROOT, cpu_seconds, fresh_process, machine, summary
 from _sections import Sections
 
 from lengthwise import Deployment, EngineLimits, Status, Workload, config, deploy, policy, simulate
@@ -103,8 +103,7 @@ def mooncake(shared: Path, quick: bool) -> dict[str, Any]:
         found = float(done.cached_tokens.sum() / trace.prompt_tokens.sum())
         assert 0 < found <= 0.374, found  # what an unlimited cache finds
         rates = [len(trace) / cpu_s for cpu_s in cpu_seconds(run, 2 if quick else 5)]
-        row = {"value": statistics.median(rates), "ci": (min(rates), max(rates)), "tokens_found": found}
-        rows[f"kv.mooncake_requests_per_s.{replicas}"] = row | {"machine": machine()}
+        rows[f"kv.mooncake_requests_per_s.{replicas}"] = summary(rates) | {"tokens_found": found, "machine": machine()}
     return rows
 
 
@@ -260,8 +259,8 @@ def off(_shared: Path, quick: bool) -> dict[str, Any]:
         turn = range(3 if quick else 7)
         seconds = [[fresh_process(code(on=on), PYTHONPATH=f"{root}/src") for root, on in cases] for _ in turn]
     ratios, on = [then / now for then, now, _ in seconds], statistics.median(now / on for _, now, on in seconds)
-    row = {"value": statistics.median(ratios), "ci": (min(ratios), max(ratios)), "on": on, "seconds": seconds}
-    return {"kv.off_speed_ratio": row | {"before": BEFORE, "machine": machine()}}
+    details = {"on": on, "seconds": seconds, "before": BEFORE, "machine": machine()}
+    return {"kv.off_speed_ratio": summary(ratios) | details}
 
 
 SECTIONS = Sections("kv", __doc__)

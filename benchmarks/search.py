@@ -96,8 +96,7 @@ def single(_shared: Path, quick: bool) -> dict[str, Any]:
             rate = capacity.capacities(chat)[0].capacity.rate_rps
             times_s.append(time.perf_counter())
         assert rate.half_width <= 0.025 * rate.value
-        seconds = np.diff(times_s).tolist()
-        details[limits] = {"rate_rps": rate.value, "half_width": rate.half_width, "seconds": seconds}
+        details[limits] = {"rate_rps": rate.value, "half_width": rate.half_width, "seconds": np.diff(times_s).tolist()}
     slowest_s = max(statistics.median(of["seconds"]) for of in details.values())
     return {"capacity.single_s": {"value": slowest_s, **details, "machine": machine()}}
 

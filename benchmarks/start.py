@@ -52,12 +52,11 @@ def command_s(repeats: int, model: str, *, expected: str, fails: bool = False) -
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryDirectory() as scratch:
         (scenario := Path(scratch) / "s.toml").write_text(SCENARIO)
-        words = ["simulate", str(scenario), "--set", f"deployment.model={model}", "--json", "-"]
+        words = ["-m", "lengthwise.cli", "simulate", str(scenario), "--set", f"deployment.model={model}", "--json", "-"]
         for _ in range(repeats + 1):
             before_s = sum(os.times()[2:4])  # of child processes
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            command = [sys.executable, "-m", "lengthwise.cli", *words]
-            done = subprocess.run(command, env=environment, **pipes, check=False)
+            done = subprocess.run([sys.executable, *words], env=environment, **pipes, check=False)
             seconds.append(sum(os.times()[2:4]) - before_s)
             assert (done.returncode != 0) == fails, done.stdout
             assert expected in done.stdout, done.stdout

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -167,22 +168,8 @@ _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or fals
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def scenario_keys() -> str:
-    """Return a heading, the description and a table of keys for each table of a scenario file."""
-    return "\n".join(_section(name, table) for name, table in SCENARIO_TABLES.items())
-
-
-def gateway_keys() -> str:
-    """Return a table of keys for each table of a gateway file."""
-    return _keys(GATEWAY_TABLES, GATEWAY_MEANINGS, "a gateway")
-
-
-def app_keys() -> str:
-    """Return a table of keys for each table of an application file."""
-    return _keys(APP_TABLES, APP_MEANINGS, "an application")
-
-
 def _keys(tables: Mapping[str, tuple[Any, tuple[Any, ...]]], meanings: Mapping[str, str], owner: str) -> str:
+    """Return a table of keys for each table of a gateway's or an application's file."""
     out = []
     for name, (table, described_by) in tables.items():
         head = ["| key | type | default | meaning |", "|---|---|---|---|"]
@@ -268,9 +255,9 @@ def command_line() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "scenario-keys": scenario_keys,
-    "gateway-keys": gateway_keys,
-    "app-keys": app_keys,
+    "scenario-keys": lambda: "\n".join(_section(name, table) for name, table in SCENARIO_TABLES.items()),
+    "gateway-keys": partial(_keys, GATEWAY_TABLES, GATEWAY_MEANINGS, "a gateway"),
+    "app-keys": partial(_keys, APP_TABLES, APP_MEANINGS, "an application"),
     "app-python": app_python,
     "kinds": kinds,
     "policy-arguments": policy_arguments,
@@ -286,6 +273,7 @@ def generated(text: str) -> str:
 
 
 def _section(name: str, table: Any) -> str:
+    """Return a heading, the description and a table of keys of a table of a scenario file."""
     text = (inspect.getdoc(table) or "").replace("``", "`")
     meanings = _example_comments(name) | {key: text for key, text in _comments(table).items() if text}
     rows = [f"| `{key}` | {_type(field)} | {_default(field)} | {meanings.get(key, '')} | {_spellings(name, key)} |"

@@ -234,8 +234,6 @@ FIDELITY_FIGURES = {
     "profile.cv_median_error": "profile of this CPU, unseen points: median error",
     "profile.import_h200_s": "import of the H200 kernel tables",
 }
-
-
 DEPLOYMENTS_FIGURES = {
     "deploy.silicon_scored": "measured deployments with a prediction, 144 of them at an assumed acceptance",
     "deploy.tpot_median_ape_left_out": "their TPOT, family or GPU left out, the worse of both",
@@ -311,20 +309,19 @@ def fidelity_campaigns(engine: str) -> None:
 def fidelity_recorded() -> None:
     """Print errors on the recorded GPU runs and those of LLMServingSim, over all and by run."""
     lines = []
-    for part in ("ttft", "tpot", "latency"):
-        row = rows("fidelity")[f"fidelity.recorded.{part}_mape"]
+    for part in ("TTFT", "TPOT", "latency"):
+        row = rows("fidelity")[f"fidelity.recorded.{part.lower()}_mape"]
         of = row["details"]
         each = (f"{percent(run['mape'])} / {percent(run['llmservingsim_mape'])}" for run in of["runs"].values())
-        column = part.upper() if part != "latency" else part
-        lines.append((column, with_interval(row, "relative"), percent(of["llmservingsim_mape"]), *each))
+        lines.append((part, with_interval(row, "relative"), percent(of["llmservingsim_mape"]), *each))
     names = details("fidelity", "fidelity.recorded.ttft_mape")["runs"]
     table(["metric", "lengthwise", "LLMServingSim 2", *(f"{name}: ours / theirs" for name in names)], lines)
 
 
 def fidelity_calibrated() -> None:
     """Print errors of the roofline on the second half of each recorded run, before and after calibration on the first."""
-    parts = [("TTFT", "ttft"), ("TPOT", "tpot"), ("latency", "latency")]
-    found = [(title, rows("fidelity")[f"fidelity.calibrated.{part}_mape"]) for title, part in parts]
+    titles = ("TTFT", "TPOT", "latency")
+    found = [(title, rows("fidelity")[f"fidelity.calibrated.{title.lower()}_mape"]) for title in titles]
     head = ["metric", "roofline alone", "calibrated"]
     table(head, ((title, percent(row["details"]["before"]), percent(row["value"])) for title, row in found))
 
@@ -498,8 +495,7 @@ def exegpt_records(*names: str) -> None:
     records = [record for name in names for record in details("exegpt", f"exegpt.{name}")["records"]]
     lines = []
     for record in records:
-        cells = record | {"model": MODELS.get(record.get("model", ""))}
-        found = [cells[key] for key in record]
+        found = [MODELS.get(cell) if key == "model" else cell for key, cell in record.items()]
         lines.append([c if isinstance(c, str) else span(c) if isinstance(c, list) else number(c) for c in found])
     table(list(records[0]), lines)
 
@@ -535,8 +531,7 @@ def exegpt_systems() -> None:
         figure = f"exegpt.gain_over_{name.replace('-', '_')}"
         of = details("exegpt", figure)
         bounds = [number(of["by_bound"][bound]) for bound in BOUNDS]
-        ahead = f"{of['ahead']} of {of['both_meet']}"
-        tail = (ahead, number(of["in_replicas"]), number(of["as_cut_for_ft"]))
+        tail = (f"{of['ahead']} of {of['both_meet']}", number(of["in_replicas"]), number(of["as_cut_for_ft"]))
         lines.append((title, with_interval(rows("exegpt")[figure]), *bounds, *tail))
     head = ["system", "mean gain", *(f"bound {bound}" for bound in BOUNDS), "ahead in", "schedules in replicas, too"]
     table([*head, "both on one replica as wide as a node"], lines)
