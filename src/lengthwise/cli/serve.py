@@ -101,9 +101,9 @@ def run(
     """Run a gateway that schedules live requests by predicted output length.
 
     It is an OpenAI-compatible endpoint in front of one or more engines (vLLM, SGLang, llama.cpp, ...). SIGTERM or
-    Ctrl-C lets running requests finish. SIGHUP reloads CONFIG and the gateway's certificate; ports, predictor, mode and
-    rank need a restart; an invalid file changes nothing. CONFIG refers to the keys of engines and clients by variable,
-    file or digest, and never contains a key.
+    Ctrl-C lets running requests finish. SIGHUP reloads CONFIG and all certificates; an invalid file changes nothing.
+    Mode, rank, ports, predictor and stores need a restart. CONFIG refers to the keys of engines and clients by
+    variable, file or digest, and never contains a key.
     """
     _refuse_ignored_options(context)
     if hash_key:

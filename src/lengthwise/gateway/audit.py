@@ -1,4 +1,4 @@
-"""A log of administrative actions: a JSON line for each, which is only appended."""
+"""An append-only log of administrative actions, with a JSON line for each."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Actor:
     address: str = ""
 
 
-SIGNAL = Actor("signal")  # SIGHUP, which only the gateway's own user and root can send
+SIGNAL = Actor("signal")  # SIGHUP: only the user of the process and root can send it
 
 
 class AuditLog:
-    """Appends a line for each action to a file (None: only to the log of the gateway).
+    """Logs each action, and appends a line to the file at ``path`` (None: no file).
 
-    A line is one write, so that processes may share the file. The file is opened for each line, so that it can be
-    moved away at any time. A file that cannot be written stops nothing: ``failures`` counts the attempts, and up to
-    1,000 lines wait for the next one. ``wall`` is the clock of the lines.
+    A line is one write, so that processes may share the file. Each write opens the file, so that it can be renamed at
+    any time. If the file cannot be written, ``failures`` counts the attempt, and up to 1,000 lines wait for the next
+    one. ``wall`` is the clock of the lines.
     """
 
     def __init__(self, path: str | None, wall: Clock) -> None:
@@ -44,7 +44,7 @@ class AuditLog:
         self._is_torn = self._is_failing = False
 
     def record(self, actor: Actor, action: str, target: str = "", outcome: str = "ok", **details: Any) -> None:
-        """Append an action and its outcome: "ok", "denied" or "failed". Texts are cut to 200 characters."""
+        """Log an action and its outcome: "ok", "denied" or "failed". Texts are cut to 200 characters."""
         when = datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds")
         row = {
             "time": when, "actor": actor.name, "role": actor.role, "address": actor.address, "action": action,
@@ -61,7 +61,7 @@ class AuditLog:
         self.flush()
 
     def flush(self) -> None:
-        """Write the lines that wait."""
+        """Write the pending lines."""
         if self._path is None or not self._pending:
             return
         try:
@@ -82,7 +82,7 @@ class AuditLog:
             self._is_failing = False
 
     def _write(self, file: int, line: bytes) -> None:
-        data = b"\n" + line if self._is_torn else line  # ends a line that a full disk has cut
+        data = b"\n" + line if self._is_torn else line  # ends a line that a full disk has truncated
         size = os.write(file, data)
         self._is_torn = size < len(data)
         if self._is_torn:

@@ -1,4 +1,4 @@
-"""TLS contexts whose certificates are read again when their files change, while connections stay open."""
+"""TLS contexts that read their certificates again when the files change, while connections stay open."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CHECK_EVERY_S = 5.0  # interval at which a gateway looks for new files
 
 
 class RenewableContext(ssl.SSLContext):
-    """A context that gives each new connection the last certificates that could be read.
+    """A context that uses, for each new connection, the last certificates that it could read.
 
-    A server's context (``is_server``) requires certificates of clients if ``tls`` has an authority. A client's one
-    verifies the server, by ``tls.server_name`` if it is given. Raises InputError if the files cannot be used.
+    If ``is_server``, it requires certificates of clients if ``tls.ca`` is given. Otherwise it verifies the server, by
+    ``tls.server_name`` if given. Raises InputError if the files cannot be used.
     """
 
     def __new__(cls, tls: Tls, *, is_server: bool, purpose: str) -> Self:  # noqa: ARG004, D102
@@ -46,9 +46,10 @@ class RenewableContext(ssl.SSLContext):
         self._loaded()
 
     def renew(self, *, force: bool = False) -> bool | None:
-        """Read the files if they have changed, or always by ``force``. Return whether they could be used, if read.
+        """Read the files if they have changed or with ``force``. Return whether they can be used.
 
-        If they cannot be used, the last ones stay in use, and later calls try again without a report.
+        Files that cannot be used leave the last ones in use. The result is None if nothing was read, and if the same
+        files have already failed.
         """
         signature = self._signature()
         if signature == self._read and not force:
@@ -59,14 +60,14 @@ class RenewableContext(ssl.SSLContext):
             if signature == self._failed:
                 return None
             self._failed = signature
-            _log.warning("%s; the last ones stay in use", error)
+            _log.warning("%s; the last certificates stay in use", error)
             return False
         self._read = signature
         _log.info("the certificates of %s were read again", self._purpose)
         return True
 
     def _signature(self) -> list[tuple[int, int, int] | None]:
-        """Return what changes when a file is written or replaced, also by the symbolic links of Kubernetes."""
+        """Return values that change when a file is written or replaced, also by the symbolic links of Kubernetes."""
         found: list[tuple[int, int, int] | None] = []
         for name in (self._tls.cert, self._tls.key, self._tls.ca):
             try:

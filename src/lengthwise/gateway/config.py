@@ -50,7 +50,7 @@ GENERATION_DEFAULTS = ("unknown", "none")
 class Tls:
     """PEM files for TLS: the gateway's certificate and its key, and the authority (``ca``) that signs the peer's."""
 
-    cert: str | None = None  # own certificate, and those of authorities between it and the root
+    cert: str | None = None  # own certificate, then those of intermediate authorities
     key: str | None = None  # private key of the certificate
     ca: str | None = None  # authorities that sign the peer's certificate; None: those of the system
     server_name: str | None = None  # name that an engine's certificate must have; None: the host of its URL
@@ -60,7 +60,7 @@ class Tls:
 class Engine:
     """An engine to which the gateway sends requests, and how the gateway treats it."""
 
-    url: str = field(repr=False)  # its address, with or without ``/v1``, which may contain a password
+    url: str = field(repr=False)  # address with or without ``/v1``; it may contain a password
     name: str = ""  # name in metrics and on the admin page; "" host and port
     kind: str = "auto"
     api_key: str | None = field(default=None, repr=False)  # key that the gateway sends, never a client's own
@@ -305,7 +305,7 @@ RESERVATIONS = ("predicted", "max_tokens")
 class TenantsConfig:
     """The store of tenants, keys and usage, and the API that changes them."""
 
-    # an SQLite file, or the URL of a PostgreSQL database, which may contain a password; None: no store and no API
+    # an SQLite file, or the URL of a PostgreSQL database; None: no store and no API
     store: str | None = field(default=None, repr=False)
     admin_sha256: str | None = None  # hex digest of the key of the API
     progress: str | None = None  # folder of the file of tokens in flight; None: the folder of the SQLite file
@@ -419,7 +419,7 @@ ROLES = ("viewer", "operator", "admin")  # each may do what those before it may
 class AdminUser:
     """A user of the admin port: "viewer" reads, "operator" drains and reloads, "admin" changes keys and tenants."""
 
-    name: str  # as the audit log has it
+    name: str  # in the audit log
     sha256: str  # hex digest of the user's token
     role: str = ROLES[0]  # what the user may do
 
@@ -437,7 +437,7 @@ class Listen:
     admin_port: int | None = 8001  # metrics and admin page; None: no admin port
     tls: Tls | None = None  # with ``ca`` clients must present a certificate
     admin_tls: Tls | None = None  # of the admin port; with ``ca`` its clients must present a certificate
-    admins: tuple[AdminUser, ...] = ()  # users of the admin port; (): reading it needs no token
+    admins: tuple[AdminUser, ...] = ()  # users of the admin port; none: reading it needs no token
     proxies: str | None = None  # addresses whose X-Forwarded-For is trusted
     journal: str | None = None  # file of the journal
     audit: str | None = None  # file of the audit log
@@ -467,7 +467,7 @@ class Envoy:
     ext_proc_port: int | None = None  # port of the endpoint picker (gRPC) at ``listen.host``; None: no picker
     picker_host: str = "127.0.0.1"  # address of the picker, as Envoy reaches it
     tls: Tls | None = None  # certificate of the picker, and the authority by which Envoy verifies it
-    client_tls: Tls | None = None  # certificate of Envoy for clients; with ``ca`` clients must present one
+    client_tls: Tls | None = None  # certificate that Envoy presents to clients; with ``ca`` clients must present one
     host: str = "127.0.0.1"  # address at which Envoy listens for clients
     port: int = 10_000  # port at which Envoy listens for clients
     # what happens to requests while there is no picker: Envoy answers 503 ("closed"), or sends them to any engine,

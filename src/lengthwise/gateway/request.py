@@ -45,8 +45,8 @@ NO_PREFIX = PromptPrefix()
 class PrefixHasher:
     """Hashes prefixes of prompts to 64 bits by keyed BLAKE2b.
 
-    ``secret`` is the key, up to 64 bytes (None: random). Clients that do not know it cannot forge equal hashes. With
-    ``tenants``, their names by number, gateways with one secret hash equal prompts of a tenant to equal hashes.
+    ``secret`` is the key, up to 64 bytes (None: random). Clients that do not know it cannot forge equal hashes.
+    ``tenants`` are names by number: with equal secrets, gateways with other numbers hash a tenant's prompts alike.
     """
 
     def __init__(self, secret: bytes | None = None, tenants: Sequence[str] = ()) -> None:

@@ -93,14 +93,14 @@ class WorkerStatistics:
 
 @dataclass(frozen=True)
 class SharedState:
-    """Whether the queue is shared with other gateways now, and which gateway leads."""
+    """State of a shared queue at one of its gateways."""
 
-    shared: bool  # False: no leader, so that this gateway orders its own requests
+    shared: bool  # False: there is no leader, so that this gateway orders only its own requests
     leads: bool  # whether this gateway schedules the requests of all
     gateway: str  # name of this gateway
     leader: str  # name of the gateway that leads, "" if none does
     gateways: int  # gateways that are alive, with this one
-    epoch: int  # number of the leader
+    epoch: int  # larger at each later leader
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ _FIRST_CHECK_S = 2.0  # time for engines to report their properties at the start
 _FIXED_SECTIONS = ("listen", "prediction", "envoy", "tenants", "oidc", "external_auth", "shared_queue")
 _SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
-_GC_THRESHOLDS = 700, 10, 10  # those of Python 3.11; commands raise them for their start
-# mallopt's parameter and bytes. By default the first connection with TLS, whose buffer has 256 KiB, raises this limit,
-# and later buffers come from a heap that fragments and grows for hours.
+_GC_THRESHOLDS = 700, 10, 10  # defaults of Python 3.11, which commands raise for a faster start
+# mallopt's parameter M_MMAP_THRESHOLD and bytes. By default the first connection with TLS, with its buffer of 256 KiB,
+# raises this threshold, so that later buffers come from a heap that fragments and grows for hours.
 _MMAP_THRESHOLD = -3, 1 << 17
 
 
@@ -91,7 +91,7 @@ class Gateway:
         self._configuring, self._stack = asyncio.Lock(), contextlib.AsyncExitStack()
         self._admin: AdminApp | None = None
         self.audit = AuditLog(config.listen.audit, wall)
-        self.read_config: Callable[[], GatewayConfig] | None = None  # reads the configuration again
+        self.read_config: Callable[[], GatewayConfig] | None = None  # None: there is no file
         self._edge: uvicorn.Server | None = None
         self._contexts: list[RenewableContext] = []  # of this gateway's ports
 
@@ -108,10 +108,10 @@ class Gateway:
         await self.stop()
 
     async def drain(self) -> bool:
-        """Serve on for ``linger_s``, then admit no further request on a new connection.
+        """Continue to serve for ``linger_s``, then admit no request on a new connection.
 
         Return whether all admitted requests finished within ``drain_s`` after that. With ``linger_s``, each connection
-        may send one more request, and the drain continues until none has ended within ``linger_s``.
+        that is open then may send one more request, and the drain ends when no request has ended for ``linger_s``.
         """
         drain_s, linger_s = self.config.resilience.drain_s, self.config.resilience.linger_s
         self.app.closing = True
@@ -264,7 +264,7 @@ class Gateway:
         return SharedScheduler(*settings, gateway=name, lease_s=shared.lease_s, tenants=self._tenants)
 
     async def _open_shared_queue(self) -> None:
-        """Join the other gateways, and let hashes of prefixes and limits of keys hold over all of them."""
+        """Join the other gateways, and share hashes of prefixes and usage of keys with them."""
         shared, app = self.config.shared_queue, self.app
         if shared.url is None:
             return
@@ -331,7 +331,7 @@ class Gateway:
             api.changes |= tenants_api.changes
 
     def _admin_users(self) -> tuple[tuple[AdminUser, ...], bool]:
-        """Return the users of the admin port, and whether reading it needs no user."""
+        """Return the users of the admin port, and whether clients without a token may read."""
         config, users = self.config, self.config.listen.admins
         is_open = not users and (config.oidc is None or config.oidc.role_claim is None)
         if (digest := config.tenants.admin_sha256) is not None:
@@ -380,14 +380,14 @@ def serve(
     Raises InputError if a port is taken or the configuration is inconsistent, and MissingExtraError.
     """
     require_extra()
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # the C library may be another one than glibc
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library than glibc
         ctypes.CDLL(None).mallopt(*_MMAP_THRESHOLD)
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):
         loop_factory = importlib.import_module("uvloop").new_event_loop
 
     async def after_start(gateway: Gateway) -> None:
-        gc.freeze()  # what lives as long as the gateway does not delay the collection of closed connections
+        gc.freeze()  # so that collections of closed connections skip objects of the start
         gc.set_threshold(*_GC_THRESHOLDS)
         if ready is not None:
             ready(gateway.port, gateway.admin_port)

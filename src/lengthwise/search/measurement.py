@@ -117,7 +117,7 @@ class Window:
         return np.asarray((finished_s > self.start_s) & (finished_s <= self.end_s))
 
     def prefix_cache(self) -> dict[str, float]:
-        """Return the shares of prompt tokens cached and loaded at first steps in the window; {} without a cache."""
+        """Return the cached and loaded shares of the prompts that started in the window; {} without a cache."""
         r, deployment = self.records.requests, self.deployment
         if not (self.shares_prefixes and deployment.limits.enable_prefix_caching):
             return {}

@@ -63,6 +63,8 @@ def test_every_place_of_a_url_is_checked(place):
         ((), "https://images.example.com/cat.png", False),
         (("images.example.com",), "https://images.example.com/cat.png", True),
         (("*.example.com",), "https://images.example.com/cat.png", True),
+        (("*.example.com:8443",), "https://images.example.com:8443/cat.png", True),
+        (("*.example.com:8443",), "https://images.example.com/cat.png", False),
         (("*",), "https://images.example.com/cat.png", True),
         (("*",), METADATA, False),
         (("*",), "file:///etc/passwd", False),

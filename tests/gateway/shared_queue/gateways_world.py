@@ -61,7 +61,7 @@ class World:
             self.gateways[str(number)] = SharedScheduler(
                 *settings, gateway=str(number), lease_s=LEASE_S, tenants=tenants
             )
-            self.at(number * 0.001, self.beat, str(number))
+            self.at(number * 0.001, self.heartbeat, str(number))
         for scheduler in self.gateways.values():
             scheduler.update_workers(0.0, [worker(name, cap=cap) for name, cap in caps.items()])
         for number, job in enumerate(jobs):
@@ -112,11 +112,11 @@ class World:
         job = self.jobs[number]
         self.at(self.now_s + TOKEN_S * min(WINDOW, job.tokens - job.generated), self.window, number, job.visit)
 
-    def beat(self, name):
+    def heartbeat(self, name):
         scheduler = self.gateways.get(name)
         if scheduler is None:
             return
-        self.at(self.now_s + LEASE_S / 4, self.beat, name)
+        self.at(self.now_s + LEASE_S / 4, self.heartbeat, name)
         if self.now_s < self.late_until_s.get(name, -1.0):
             return
         if self.now_s < self.down_until_s:
@@ -129,7 +129,7 @@ class World:
         if self.leader == name:
             self.epoch += self.until_s <= self.now_s and self.until_s > 0
             self.until_s = self.now_s + LEASE_S
-        scheduler.beat(self.now_s, self.now_s, self.leader, self.epoch, list(self.members))
+        scheduler.heartbeat(self.now_s, self.now_s, self.leader, self.epoch, list(self.members))
 
     def deliver(self, name, message):
         if name in self.gateways and self.now_s >= self.down_until_s:

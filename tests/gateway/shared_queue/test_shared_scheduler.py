@@ -79,7 +79,7 @@ def test_after_a_fault_the_queue_is_shared_again_within_leases(at, fault):
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60)), min_size=1, max_size=60))
 def test_the_limits_of_a_key_hold_over_all_gateways(requests):
-    """Requests at any gateway take from one bucket, and open requests count everywhere, from the next beat on."""
+    """Requests at any gateway take from one bucket, and open requests count everywhere, from the next heartbeat on."""
     key = Key("t", "a" * 64, rate_rps=2.0, burst=4, concurrency=5)
     config = GatewayConfig((Engine("http://e"),), keys=(key,))
     now_s = 0.0
@@ -92,7 +92,7 @@ def test_the_limits_of_a_key_hold_over_all_gateways(requests):
             callers[gateway].take_request(now_s)
             admitted += 1
             callers[gateway].__enter__()
-        for number, one in enumerate(keys):  # a beat of all gateways
+        for number, one in enumerate(keys):  # a heartbeat of all gateways
             usage = one.pop_usage()
             for other in keys:
                 if other is not one and usage:

@@ -24,21 +24,21 @@ SESSION_S = 8 * 3600.0
 MAX_SESSIONS = 1000
 _COOKIE = "lengthwise_session"
 _ONCE = (b"authorization", b"cookie", b"origin", b"x-csrf-token")
-_ANYBODY = Actor("", ROLES[0])  # all clients of a port without users
+_ANONYMOUS = Actor("", ROLES[0])  # a client without a token, where reading needs none
 
 
 @dataclass
 class _Session:
     digest: str  # of the user's token
-    csrf: str  # a value that only pages of this port can read and send back
+    csrf: str  # value that only pages of this port can read and send
     ends_s: float
 
 
 class Access:
     """Finds the user of each request by a token or by the cookie of a session, and the user's role.
 
-    Without users, all clients have the role viewer, except for what needs a user. ``verifier`` finds users by tokens of
-    an issuer, by the claim ``role_claim``.
+    If ``is_open``, clients without a token have the role viewer. ``verifier`` verifies tokens of an issuer, whose claim
+    ``role_claim`` is the role.
     """
 
     def __init__(self, users: Iterable[AdminUser], is_open: bool, clock: Clock, audit: AuditLog) -> None:
@@ -49,20 +49,20 @@ class Access:
         self.configure(users, is_open)
 
     def configure(self, users: Iterable[AdminUser], is_open: bool) -> None:
-        """Use other users from now on. Sessions of others end. ``is_open``: reading needs no user."""
+        """Replace the users. Sessions of users that are not among them end. ``is_open``: reading needs no token."""
         self._users = {user.sha256.lower(): user for user in users}
         self.is_open = is_open
 
     @property
     def has_users(self) -> bool:
-        """Whether any token is right."""
+        """Whether the port accepts tokens."""
         return bool(self._users or self.role_claim)
 
     async def user(self, scope: dict[str, Any]) -> tuple[Actor, str]:
-        """Return the user of a request, and the value that requests of its page carry ("" without a session).
+        """Return the user of a request, and the CSRF value of its session ("" without a session).
 
-        Raises Fault: 401 without a right token or session, 403 for a request that another page has made, 429 after many
-        wrong tokens, 400 for a header that occurs twice, of which a proxy may read the other one.
+        Raises Fault: 401 without a valid token or session, 403 for a request of another origin's page, 429 after many
+        wrong tokens, 400 for a header that occurs twice, because a proxy may read the other one.
         """
         headers = dict(scope["headers"])
         for name in _ONCE:
@@ -73,7 +73,7 @@ class Access:
         found = self._session(headers.get(b"cookie", b""), scope)
         if found is None:
             if self.is_open:
-                return replace(_ANYBODY, address=address(scope)), ""
+                return replace(_ANONYMOUS, address=address(scope)), ""
             raise _unknown("This port needs a token: send it as Authorization: Bearer TOKEN, or log in at /login.")
         session, user = found
         if scope["method"] not in ("GET", "HEAD"):
@@ -84,12 +84,12 @@ class Access:
         return Actor(user.name, user.role, address(scope)), session.csrf
 
     def require(self, actor: Actor, role: str, action: str, target: str = "") -> None:
-        """Raise Fault (401, 403) unless an actor has at least a role."""
+        """Raise Fault (401, 403) unless an actor has this role or a higher one."""
         if not actor.name:
-            raise _unknown("This needs a token: send it as Authorization: Bearer TOKEN.")
+            raise _unknown("This request needs a token: send it as Authorization: Bearer TOKEN.")
         if ROLES.index(actor.role) < ROLES.index(role):
             self.audit.record(actor, action, target, "denied")
-            message = f"This needs the role {role}; {actor.name} has the role {actor.role}."
+            message = f"This request needs the role {role}; {actor.name} has the role {actor.role}."
             raise Fault(403, "role", message, code="role_too_low")
 
     def log_in(self, scope: dict[str, Any], token: str) -> tuple[bytes, bytes]:
@@ -145,7 +145,7 @@ class Access:
         self._throttle.check(client, given if is_right else None)
         if not is_right:
             self._failed(client, action)
-            raise _unknown("This is not a token of a user of this port.")
+            raise _unknown("The token must be that of a user of this port; it is not.")
         self._throttle.succeeded(client, given)
         return Actor(found[-1].name, found[-1].role, client)
 
@@ -160,7 +160,7 @@ def address(scope: dict[str, Any]) -> str:
 
 
 def is_foreign(headers: dict[bytes, bytes]) -> bool:
-    """Return whether a browser sent a request for a page of another origin."""
+    """Return whether a page of another origin made a request."""
     origin = headers.get(b"origin")
     if headers.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
         return True

@@ -22,17 +22,17 @@ Methods = dict[str, Handler]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """How the audit log names a change, and the role that may make it."""
+    """Name of a change in the audit log, and the least role that may make it."""
 
     action: str
     role: str = "admin"
 
 
 class AdminApi:
-    """Serves paths below ``/admin/``. ``routes`` are handlers by path and method, ``changes`` by the same keys.
+    """Serves paths below ``/admin/`` for a ``Gateway``. GET needs the role viewer.
 
-    ``gateway`` is the ``Gateway`` that makes this API. A handler gets the name in the path, the body, the query and the
-    user. GET needs the role viewer.
+    ``routes`` has the handlers by path and method, ``changes`` each change by "METHOD PATH"; "*" stands for a name. A
+    handler gets this name, the body, the query and the user.
     """
 
     def __init__(self, access: Access, gateway: Any) -> None:
@@ -96,7 +96,7 @@ class AdminApi:
             )
         except Fault as error:
             fault = error
-        except Exception:  # noqa: BLE001 - the client gets an answer, and the gateway serves on, in any case
+        except Exception:  # noqa: BLE001 - the client must get an answer
             _log.exception("a request to the admin port failed")
             fault = Fault(500, "internal", "The gateway failed to serve this request.", code="internal_error")
         else:

@@ -1,4 +1,4 @@
-"""Serve the admin port: metrics, the page and its data, which are read-only, sessions of users, and the API."""
+"""Serve the admin port: metrics, the page and its data, logins of users, and the API."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class AdminApp:
             await self._stream_events(scope, receive, send)
 
     async def _refusal(self, scope: Scope) -> Fault | None:
-        """Return the reason for which a client may not read, or None."""
+        """Return the fault of a client that may not read, or None."""
         try:
             if not self.access.is_open:
                 await self.access.user(scope)
@@ -185,7 +185,7 @@ class AdminApp:
         return None
 
     async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the page at which users of a browser log in, and the end and the data of a session."""
+        """Serve the login page, the logout, and the user and CSRF value of a session."""
         path, is_post = scope["path"], scope["method"] == "POST"
         try:
             if path == "/login" and is_post:

@@ -433,7 +433,7 @@ class Dispatcher:
         return [(entry.request.id, entry.worker) for entry in dispatched]
 
     def assign(self, now_s: float, entry: Entry, name: str) -> None:
-        """Dispatch a request of the queue to the worker of this name, whether it has a free slot or not."""
+        """Dispatch a queued request to the worker of this name, even if that has no free slot."""
         self._dispatch(now_s, entry, self._worker_pool.named(name))
         self._queue.remove(entry)
         self._preemption.dispatched(now_s, entry)

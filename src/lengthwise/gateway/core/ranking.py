@@ -93,7 +93,7 @@ class TenantService:
         self.weights: Mapping[int, float] = {}  # of tenants; all others have weight 1
         self.served: dict[int, float] = {}  # weighted tokens of each tenant
         self._waiting: dict[int, int] = {}
-        self.level = 0.0  # least counter of the tenants that waited last
+        self.level = 0.0  # smallest counter of the tenants that waited last
 
     def of(self, tenant: int) -> float:
         """Return the weighted tokens of service that the tenant has had."""

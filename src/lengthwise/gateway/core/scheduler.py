@@ -88,7 +88,7 @@ class Scheduler:
         return refusal
 
     def admit(self, now_s: float, request: Request, since_s: float | None = None) -> Entry:
-        """Queue a request whatever the limits of admission are. It has waited since ``since_s`` (None: now)."""
+        """Queue a request without a check of the limits of admission. It has waited since ``since_s`` (None: now)."""
         entry = self.entries[request.id] = Entry(request)
         entry.set_prediction(request.length_prediction)
         self._ranker.add(entry)

@@ -81,8 +81,8 @@ class App:
     error with a ``refusal``. Its result goes to ``Exchange.answer`` and is closed. ``models`` returns all models,
     including those of unavailable engines, ``entries`` the fields of each model in the engines' /v1/models, and
     ``ready`` whether an engine is available. While ``closing`` is True, each answer closes its connection. While
-    ``draining`` is True, new such requests get 503, except one on each of ``closing_connections``. ``in_flight`` counts
-    them, also those whose bodies still arrive; the last one ended at ``last_end_s``.
+    ``draining`` is True, requests for engines get 503, except the next one on each of ``closing_connections``.
+    ``in_flight`` counts admitted requests, also those whose bodies still arrive; the last one ended at ``last_end_s``.
     """
 
     def __init__(
@@ -131,11 +131,11 @@ class App:
         self.keys = Keys(config, self._clock, self.keys, tenants=self._tenants, accounts=self.accounts)
 
     def pop_usage(self) -> list[Usage]:
-        """Return what keys have used since the last call, for the other gateways of a shared queue."""
+        """Return the usage of keys since the last call, for the other gateways of a shared queue."""
         return self.keys.pop_usage()
 
     def add_usage(self, gateway: str, usage: list[Usage] | None) -> None:
-        """Count what keys have used at another gateway; None: it is gone, with its open requests."""
+        """Count the usage of keys at another gateway; None: that gateway, with its open requests, is lost."""
         self.keys.add_usage(gateway, usage, self._clock())
 
     def refused(self, fault: Fault, tenant: int = UNAUTHENTICATED) -> None:

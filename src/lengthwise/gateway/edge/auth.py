@@ -45,7 +45,7 @@ class AuthThrottle:
         return max(0.0, started_s + _PERIOD_S - self._clock())
 
     def check(self, address: str, digest: str | None) -> None:
-        """Raise Fault (429) while a key is blocked."""
+        """Raise Fault (429) while a key or token is blocked."""
         if after_s := self.refused_s(address, digest):
             message = "Too many wrong keys or tokens came from your address."
             raise Fault(429, "guessing", message, code="too_many_failures", retry_after_s=after_s)
@@ -104,7 +104,7 @@ class Tenants(list[str]):
 class Bucket:
     """A token bucket of at most ``limit`` units, refilled by ``per_s`` units a second. ``left`` may be negative.
 
-    ``taken`` are the units taken by this gateway that others do not know yet.
+    ``taken`` counts the units that this gateway has taken since its last report to others.
     """
 
     def __init__(self, limit: float, per_s: float) -> None:
@@ -174,14 +174,14 @@ class Caller:
         self.open -= 1
 
     def pop_usage(self) -> tuple[dict[str, float], int]:
-        """Return the units taken since the last call, by limit, and the open requests that other gateways count."""
+        """Return the units taken since the last call, by limit, and the open requests if their number is limited."""
         taken = {name: bucket.taken for name, bucket in self._buckets.items() if bucket.taken}
         for name in taken:
             self._buckets[name].taken = 0.0
         return taken, self.open if self.key is not None and self.key.concurrency is not None else 0
 
     def add_usage(self, gateway: str, taken: Mapping[str, float], num_open: int, now_s: float) -> None:
-        """Count what another gateway has served of this key: units by limit, and its open requests now."""
+        """Take the units that another gateway has taken, by limit, and count its open requests."""
         for name in taken.keys() & self._buckets.keys():
             self._buckets[name].wait_s(now_s, 0.0)  # refills it up to now
             self._buckets[name].left -= taken[name]
@@ -197,7 +197,7 @@ class Caller:
         if key is None or math.isinf(key.rate_rps):
             return []
         after_s = self._requests.wait_s(now_s, 1.0)
-        self._requests.take(not after_s)
+        self._requests.take(0.0 if after_s else 1.0)
         headers = self._requests.headers(b"requests")
         if not after_s:
             return headers
@@ -216,7 +216,7 @@ class AddressRates:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def take(self, address: str) -> None:
-        """Take a request of an address. Raises Fault (429) if none is left."""
+        """Take one request from an address's rate limit. Raises Fault (429) if none is left."""
         net = network(address)
         bucket = self._buckets.pop(net, None) or Bucket(max(1.0, BURST_S * self._rate_rps), self._rate_rps)
         self._buckets[net] = bucket
@@ -328,19 +328,19 @@ class Keys:
         self.throttle: AuthThrottle = previous.throttle if previous else AuthThrottle(clock)
 
     def pop_usage(self) -> list[Usage]:
-        """Return names of callers with limits, what they have taken since the last call, and their open requests."""
+        """Return the usage since the last call of callers with limits."""
         found = [(name, *caller.pop_usage()) for name, caller in self.callers.items()]
         changed = [one for one in found if one[1] or one[2] != self.reported.get(one[0], 0)]
         self.reported |= {name: num_open for name, _, num_open in changed}
         return changed
 
     def add_usage(self, gateway: str, usage: Sequence[Usage] | None, now_s: float) -> None:
-        """Count what another gateway has served; None: it is gone, with its open requests."""
+        """Count the usage at another gateway; None: that gateway, with its open requests, is lost."""
         for name, taken, num_open in usage or ():
             if (caller := self.callers.get(name)) is not None:
                 caller.add_usage(gateway, taken, num_open, now_s)
         if usage is None:
-            self.reported.clear()  # it reports its open requests again if it comes back, and so must this gateway
+            self.reported.clear()  # both gateways report all open requests again if that one comes back
             for caller in self.callers.values():
                 caller.open_elsewhere.pop(gateway, None)
 
@@ -354,7 +354,7 @@ class Keys:
             caller = Caller(key, number)
             caller.update(key, number, account)
         self._identified[name] = caller
-        if len(self._identified) > MAX_IDENTIFIED:  # forgets the one that has sent nothing for longest
+        if len(self._identified) > MAX_IDENTIFIED:  # removes the least recently used
             self._identified.popitem(last=False)
         return caller
 

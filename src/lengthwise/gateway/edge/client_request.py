@@ -387,7 +387,7 @@ def _memory_bytes(body: bytes, text: str) -> int:
 class RequestParser:
     """Parses and checks requests. ``hasher`` hashes their prompts (None: no hashes), by tenant if ``by_tenant``.
 
-    ``media`` checks the URLs that engines would fetch (None: any may pass).
+    ``media`` checks the URLs that engines would fetch (None: no check).
     """
 
     def __init__(

@@ -127,7 +127,7 @@ class HttpProtocol(HttpToolsProtocol):
     It gets 503 beyond ``limits.connections``, 429 beyond ``limits.connections_per_address``, 431 if a head, or what
     follows a chunked body, exceeds ``limits.header_bytes``, and 408 if a request does not arrive within
     ``limits.body_s``. These and other errors of HTTP follow the responses to earlier requests, and end the connection.
-    It is aborted if the client takes no data for ``limits.body_s``. Input after an error or the last response is
+    The server aborts it if the client takes no data for ``limits.body_s``. Input after an error or the last response is
     discarded for up to 2 s, because an immediate close could lose the response.
     """
 
@@ -455,8 +455,8 @@ def server(
     """Return a server for an app. ``await server.serve(sockets)`` runs it.
 
     If the app has a method ``refused``, it gets each Fault with which the server itself answers. ``port`` 0 picks a
-    free port. With ``tls`` it serves HTTPS. ``drain_s`` limits the time for requests in
-    progress during shutdown. The X-Forwarded-For header of ``proxies`` is trusted.
+    free port. With ``tls`` it serves HTTPS. ``drain_s`` limits the time for requests in progress during shutdown. The
+    server trusts the header X-Forwarded-For of ``proxies``.
     """
     for name in ("uvicorn.error", "lengthwise.gateway.edge"):
         logging.getLogger(name).addFilter(_RATE_LIMITED)  # adds it once, however often this runs

@@ -133,7 +133,7 @@ class TokenVerifier:
                 raise InputError(
                     f"oidc.jwks must have the public keys of the issuer; {place}: {error!r:.200}"
                 ) from error
-            # A key of ``use: enc`` may be in the hands of services that only decrypt.
+            # Services that only decrypt may have the private key of a key with ``use: enc``.
             signing = [one for one in found if one.public_key_use in (None, "sig")]
             self._keys = {str(one.key_id or ""): one for one in signing if one.algorithm_name in _ALGORITHMS}
 

@@ -1,7 +1,7 @@
-"""URLs of images, sounds, videos, files and tool servers in request bodies, which engines would fetch.
+"""URLs in request bodies that engines would fetch: of images, sounds, videos, files and tool servers.
 
-An engine fetches them from its own network, so that a URL of a private address would give a client access to services
-behind the gateway. Only ``data:`` URLs and URLs of listed hosts pass.
+An engine fetches them from its own network, so that a URL with a private address would give a client access to
+services behind the gateway. The gateway accepts only ``data:`` URLs and URLs of listed hosts.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 from lengthwise.gateway.edge.errors import invalid, quoted
 
 _LOCATOR = re.compile(r"(?:^|_)(?:ur[il]|image|audio|video|file|path|src)s?\Z")
-"""Names of fields whose text an engine may take as a URL or as a file of its machine."""
+"""Names of fields whose text an engine may use as a URL or as the path of a file on its machine."""
 _SCHEME = re.compile(r"[\x00-\x20]*[A-Za-z][A-Za-z0-9+.\-]*://")
 _TEXTS = frozenset({
     "text", "content", "title", "context", "thinking", "reasoning", "reasoning_content", "refusal", "output", "quote",
     "query", "transcript",
 })  # fmt: skip
-"""Fields whose text becomes a part of the prompt, whatever it looks like."""
+"""Fields whose text becomes a part of the prompt, even if it looks like a URL."""
 _NOT_FETCHED = frozenset({
     "arguments", "input", "parameters", "input_schema", "annotations", "citations", "action", "summary", "tool_calls",
 })  # fmt: skip
-"""Fields of messages and their parts that say what a tool got or what an answer cited."""
+"""Fields of messages and their parts with the input of a tool or the citations of an answer."""
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _NOT_SCALAR = frozenset({str, list, dict})
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
     r"(?::(?P<port>[0-9]{1,5}))?(?:/[\x21-\x5b\x5d-\x7e]*)?\Z"
 )
-"""URLs that all parsers read alike: no user, no backslash, no blanks, and a path after the host."""
+"""URLs that all parsers read alike: no user, backslash, blank, or query without a path."""
 _NUMBER = re.compile(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)\Z")
 _WITH_IPV4 = tuple(map(ipaddress.ip_network, ("::/80", "64:ff9b::/32", "2001::/32", "2002::/16")))
 _LOCAL_NAMES = ("localhost", ".localhost", ".local", ".internal", ".intranet", ".lan", ".home.arpa", ".svc")
@@ -68,7 +68,7 @@ class MediaUrls:
         for path, url in _located(content):
             found = True
             self.check_url(url, path)
-        if found:  # a parser that takes the first of two equal fields would see another URL
+        if found:  # of two equal fields, the engine's parser may use the other one
             json.loads(body.decode(), object_pairs_hook=_refuse_repeated)
 
     def check_form_field(self, name: str, value: bytes) -> None:
@@ -83,7 +83,7 @@ class MediaUrls:
             return
         parts = _URL.match(url)
         if parts is None:
-            rule = "must be a data: URL, or an http(s) URL of a host with a path and without user name"
+            rule = "must be a data: URL, or http(s)://, a host without user name, and a path"
             raise invalid(path, f"{path} {rule}; it is {quoted(url)}.", "url_not_allowed")
         host, port = parts["host"].lower(), parts["port"]
         default = port is None or port == _DEFAULT_PORTS[parts["scheme"]]
@@ -94,20 +94,21 @@ class MediaUrls:
             raise invalid(path, message, "url_not_allowed")
 
     def _allows(self, host: str, with_port: str, *, is_default_port: bool) -> bool:
-        if with_port in self._exact or (is_default_port and host in self._exact):
+        names = (host, with_port) if is_default_port else (with_port,)
+        if not self._exact.isdisjoint(names):
             return True
-        is_listed = self._any or (bool(self._suffixes) and host.endswith(self._suffixes))
-        return is_default_port and is_listed and is_public(host)
+        is_listed = (self._any and is_default_port) or any(name.endswith(self._suffixes) for name in names)
+        return is_listed and is_public(host)
 
 
 def _located(content: Any) -> Iterator[tuple[str, str]]:
-    """Yield (path, URL) of all fields of a decoded body by which an engine may fetch something."""
+    """Yield (path, URL) of all fields of a decoded body with something that an engine may fetch."""
     if not isinstance(content, dict):
         return
     for root in ("messages", "input", "system", "query", "mcp_servers", "ref_audio", "image", "image_url"):
         value = content.get(root)
         for at, one in enumerate(value if type(value) is list else ()):
-            # A message of text alone, which most are, needs no walk.
+            # Most messages have only text, which needs no walk.
             if type(one) is dict and not (type(one.get("content")) is str and "role" in one):
                 yield from _walk(one, root, f"{root}.{at}")
             elif type(one) is str and root in ("image", "image_url"):

@@ -25,7 +25,7 @@ _PICKER, _ENGINES = "lengthwise_picker", "engines"
 _KEEPALIVE = {"interval": "10s", "timeout": "5s"}  # of connections to the picker, whose machine may vanish
 # The scheduler limits requests at engines, and all requests that wait have a stream to the picker.
 _NO_LIMITS = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), (1 << 32) - 1)
-_MAX_STREAMS = 100  # requests at once on an HTTP/2 connection, which RFC 9113 recommends as the least limit
+_MAX_STREAMS = 100  # requests at once on an HTTP/2 connection; RFC 9113 recommends no fewer
 _HEADROOM_BYTES = 1 << 16  # of Envoy's buffer beyond the largest body
 _NO_PICKER = {"error": {
     "message": "The endpoint picker is not available; send the request again.", "type": "server_error", "param": None,
@@ -113,8 +113,8 @@ def _ext_proc(config: GatewayConfig) -> dict[str, Any]:
 def _routes(config: GatewayConfig) -> list[dict[str, Any]]:
     retry = {"retry_on": "reset,refused-stream", "num_retries": MAX_FALLBACKS}
     to_engine = {"cluster": _ENGINES, "timeout": "0s", "retry_policy": retry}
-    # Envoy has one limit of silence. It applies from the pick on: a hung engine, or a client that reads no more, must
-    # not hold its slot for ever, while a request that waits has no limit.
+    # The idle timeout starts at the pick: a hung engine, or a client that no longer reads, must not have its slot for
+    # ever, while a waiting request has no limit.
     silence_s = max(config.resilience.first_byte_s, config.resilience.stall_s)
     picked = {
         "match": {"prefix": "/", "headers": [{"name": ENDPOINT, "present_match": True}]},

@@ -49,7 +49,7 @@ _PASSED = frozenset({
     b"host", b"content-length", b"transfer-encoding", b"x-forwarded-for", b"x-forwarded-proto", b"via", b"user-agent",
 })  # fmt: skip
 """Headers that reach engines beside those that the gateway sends."""
-_READ = frozenset({":status", "content-type", "retry-after"})  # headers of answers; Envoy's names are in small letters
+_READ = frozenset({":status", "content-type", "retry-after"})  # headers of responses; Envoy sends lower-case names
 
 
 def _part(kind: str) -> bytes:
@@ -201,7 +201,7 @@ class ExtProcExchange(Exchange):
         if not self._has_body:
             return b"", False
         if self.request_mode == messages.BUFFERED and self._pending == "request_headers":
-            self._stream.write(_PASS["request_headers"])  # only then, Envoy sends the body
+            self._stream.write(_PASS["request_headers"])  # Envoy sends the body only after this
             self._pending = "request_body"
         if (data := await self._stream.read()) is None:
             raise ClientGoneError
@@ -220,7 +220,7 @@ class ExtProcExchange(Exchange):
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let Envoy wait for an hour, not ``message_timeout``, if the block takes longer than a part of its default.
+        """Let Envoy wait for an hour, instead of ``message_timeout``, if the block takes long.
 
         Without ``max_message_timeout`` Envoy ignores this.
         """
@@ -306,9 +306,9 @@ class ExtProcExchange(Exchange):
         _set_headers(common.header_mutation, headers)
         names = _PASSED.union([ENDPOINT.encode()], [name for name, _ in headers])
         if is_duplex and pick.body is not None:
-            names -= {b"content-length"}  # Envoy would state the old one
+            names -= {b"content-length"}  # Envoy would send that of the old body
         dropped = tuple([name for name, _ in self.received if name not in names and not _is_proxys(name)])
-        # Protobuf merges messages whose bytes follow each other, so that what most requests share is cached.
+        # Protobuf merges concatenated messages, so that the part that most requests share is cached.
         picked = _picked(kind, ",".join(pick.endpoints)) + _without(kind, dropped) + response.SerializeToString()
         if not (is_duplex and self._has_body):
             return [picked]
@@ -323,7 +323,7 @@ class ExtProcExchange(Exchange):
 
 @lru_cache(1024)
 def _picked(kind: str, endpoints: str) -> bytes:
-    """Return the answer to a part of a request that sends the request to the first of the endpoints that works."""
+    """Return the answer by which Envoy sends a request to the first endpoint that works."""
     response = messages.ProcessingResponse()
     common = getattr(response, kind).response
     common.clear_route_cache = True  # the route may depend on the endpoint
@@ -334,7 +334,7 @@ def _picked(kind: str, endpoints: str) -> bytes:
 
 @lru_cache(128)
 def _without(kind: str, names: tuple[bytes, ...]) -> bytes:
-    """Return the answer to a part of a request that removes headers."""
+    """Return the answer by which Envoy removes headers."""
     response = messages.ProcessingResponse()
     getattr(response, kind).response.header_mutation.remove_headers.extend([name.decode() for name in names])
     return bytes(response.SerializeToString())
@@ -391,7 +391,7 @@ class Picker:
     async def __aenter__(self) -> Self:
         config = self._relay.config
         if (tls := config.envoy.tls) is not None:
-            own = Tls(tls.cert, tls.key)  # its authority is the one by which Envoy verifies this certificate
+            own = Tls(tls.cert, tls.key)  # ``tls.ca`` is for Envoy, which verifies this certificate by it
             self.tls = RenewableContext(own, is_server=True, purpose="[envoy] tls")
         limits = config.limits
         listener = bind_socket(config.listen.host, config.envoy.ext_proc_port or 0, "ext-proc port")
@@ -413,7 +413,7 @@ class Picker:
         stream.write(messages.HealthCheckResponse(status=_SERVING if is_serving else _NOT_SERVING).SerializeToString())
 
     async def process(self, stream: Stream) -> None:
-        """Serve a stream of Envoy's filter: one request and its response."""
+        """Serve a stream of Envoy's filter, which is one request and its response."""
         first = messages.ProcessingRequest.FromString(await stream.read() or b"")
         exchange = ExtProcExchange(stream, first, self._relay.config.limits.body_s)
         kind, mode = first.WhichOneof("kind"), exchange.request_mode

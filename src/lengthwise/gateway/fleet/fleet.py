@@ -92,7 +92,7 @@ class WorkerRegistry:
         self._changed(True)
 
     def set_drained(self, name: str, drained: bool) -> None:
-        """Let a worker, and any later one of its name, get no new requests, or get them again. Raises KeyError."""
+        """Stop new requests to a worker and to later workers of its name, or resume them. Raises KeyError."""
         self._members[name].worker.drained = drained
         (self._drained.add if drained else self._drained.discard)(name)
         self._changed(True)
@@ -273,7 +273,7 @@ class Fleet:
         return worker
 
     def set_drained(self, name: str, drained: bool) -> None:
-        """Let a worker get no new requests, also after a restart, or get them again. Raises KeyError."""
+        """Stop new requests to a worker, also after a restart of its engine, or resume them. Raises KeyError."""
         self._registry.set_drained(name, drained)
 
     def workers(self) -> tuple[EngineWorker, ...]:

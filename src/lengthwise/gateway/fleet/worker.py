@@ -42,7 +42,7 @@ class EngineWorker:
         self.epoch = epoch  # grows when the engine restarts or another engine takes the name
         self.renamed_from = ""  # former name if another engine has taken it, so that this engine drains
         self.draining = False  # whether it gets no new requests: it has vanished, is not ready, or was replaced
-        self.drained = False  # whether an operator lets it get no new requests
+        self.drained = False  # whether an operator has stopped new requests to it
         self.ejected = False  # whether outlier detection excludes the engine
         self.sample: engine_probe.MetricsSample | None = None
         self.tokens_per_s: float | None = None

@@ -89,7 +89,7 @@ def fairness(trace: Trace, order: Order) -> Fairness | None:
 
 
 def _largest_gap(trace: Trace, tenant_of: Ints, tenants: list[int]) -> tuple[float, float]:
-    """Return the largest gap of two of the tenants, and the longest time for which two had waiting requests.
+    """Return the largest gap of service between two tenants, and the longest time for which two tenants waited.
 
     ``tenant_of`` is the tenant of each request.
     """

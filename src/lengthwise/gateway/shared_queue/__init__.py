@@ -1,4 +1,4 @@
-"""One queue over several gateways: a leader schedules the requests of all, and messages go through PostgreSQL."""
+"""One queue over several gateways: a leader schedules the requests of all, and PostgreSQL carries the messages."""
 
 import lazy_loader as lazy
 

@@ -1,4 +1,4 @@
-"""The leader of several gateways, which schedules the requests of all. It reads no clock and uses no network."""
+"""The leader of a shared queue, which schedules the requests of all gateways. It uses no clock or network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lengthwise.gateway.shared_queue import messages
 from lengthwise.gateway.shared_queue.messages import Envelope, Operation
 
 _log = logging.getLogger("lengthwise.gateway.shared_queue")
-_CHUNK = 20  # names in one operation
+_MAX_ITEMS = 20  # of an operation
 _EVENTS = ("progress", "repredict", "nonpreemptible", "requeue", "full", "end")  # operations on a request
 
 
@@ -31,17 +31,16 @@ class Member:
     last_message_s: float
     received: int = 0  # envelopes
     sent: int = 0  # envelopes
-    is_complete: bool = False  # whether all its requests are known
     workers: frozenset[str] = frozenset()
-    ids: dict[int, int] = field(default_factory=dict)  # from the gateway's number of a request to the leader's
+    ids: dict[int, int] = field(default_factory=dict)  # from the gateway's id of a request to the leader's
     operations: list[Operation] = field(default_factory=list)  # to send
 
 
 class Leader:
     """Schedules the requests of all gateways with a Scheduler of its own.
 
-    It decides nothing until every gateway in ``awaited`` has joined with its requests, or a lease has passed. So it
-    knows all slots in use. The requests of a gateway that is silent for a lease are removed.
+    It decides nothing until every gateway in ``awaited`` has joined with its requests, or a lease has passed, so that
+    it knows all slots in use. It removes the requests of a gateway from which no message came for a lease.
     """
 
     def __init__(
@@ -50,25 +49,25 @@ class Leader:
     ) -> None:  # fmt: skip
         self.scheduler, self.epoch = scheduler, epoch
         self._gateway, self._lease_s, self._tenants = gateway, lease_s, tenants
-        self._awaited, self._settled_s = set(awaited), start_s + lease_s
+        self._awaited, self._awaited_until_s = set(awaited), start_s + lease_s
         self._members: dict[str, Member] = {}
         self._owners: dict[int, tuple[Member, int]] = {}
         self._ids = itertools.count(1)
-        self._greetings: list[tuple[str, int, Operation]] = []  # gateway, its session, operation
+        self._controls: list[tuple[str, int, Operation]] = []  # outside of sessions: gateway, its session, operation
         self._sent_service: dict[int, float] = {}
         self.overall: dict[str, Any] = {}
 
     # Messages:
 
     def receive(self, now_s: float, envelope: Envelope) -> None:
-        """Carry out the operations of a gateway. A gap in its envelopes makes it join again."""
+        """Carry out the operations of a gateway. After a gap in its envelopes the gateway must join again."""
         member, operations = self._members.get(envelope.sender), envelope.decoded()
         begins = envelope.number == 0 and bool(operations) and operations[0][0] == "join"
         if begins and (member is None or member.session < envelope.session):
             member = self._join(now_s, envelope.sender, envelope.session)
         if member is None or (member.session, member.received) != (envelope.session, envelope.number):
             if member is None or envelope.session >= member.session:
-                self._greetings.append((envelope.sender, envelope.session, ("rejoin",)))
+                self._controls.append((envelope.sender, envelope.session, ("rejoin",)))
             return
         member.received += 1
         member.last_message_s = now_s
@@ -76,29 +75,29 @@ class Leader:
             self.apply(now_s, member, operation)
 
     def join_self(self, now_s: float) -> Member:
-        """Return the member that is the leader's own gateway, which calls ``apply`` without envelopes."""
+        """Add the leader's own gateway, which calls ``apply`` instead of sending envelopes, and return its member."""
         member = self._join(now_s, self._gateway, 0)
         member.last_message_s = math.inf
         return member
 
     def apply(self, now_s: float, member: Member, operation: Sequence[Any]) -> None:
-        """Carry out one operation of a gateway. Events of requests that the leader has refused have no effect."""
+        """Carry out one operation of a gateway. An event of a request that the leader has refused has no effect."""
         name, *arguments = operation
         if name in _EVENTS:
             own, *rest = arguments
             if own in member.ids:
                 getattr(self, f"_on_{name}")(now_s, member.ids[own], *rest)
-        elif name not in ("join", "beat"):
+        elif name not in ("join", "heartbeat"):
             getattr(self, f"_on_{name}")(now_s, member, *arguments)
 
     @property
     def has_outgoing(self) -> bool:
         """Whether ``outgoing`` has messages."""
         others = (one for one in self._members.values() if one.gateway != self._gateway)
-        return bool(self._greetings) or any(one.operations for one in others)
+        return bool(self._controls) or any(one.operations for one in others)
 
     def outgoing(self) -> list[tuple[str, bytes]]:
-        """Return messages with the gateways to which they go, and forget them."""
+        """Return the pending messages, each with the gateway that receives it, and clear them."""
         found = []
         for member in self._members.values():
             if member.gateway != self._gateway and member.operations:
@@ -106,29 +105,30 @@ class Leader:
                 made = messages.envelopes(self._gateway, self.epoch, member.session, member.sent, operations)
                 member.sent += len(made)
                 found += [(member.gateway, one) for one in made]
-        greetings, self._greetings = self._greetings, []
-        for gateway, session, operation in greetings:
+        controls, self._controls = self._controls, []
+        for gateway, session, operation in controls:
             found += [(gateway, one) for one in messages.envelopes(self._gateway, self.epoch, session, -1, [operation])]
         return found
 
-    def beat(self, now_s: float, gateways: Collection[str]) -> None:
-        """Greet gateways that have not joined, send the current numbers to the others, and remove silent ones."""
+    def heartbeat(self, now_s: float, gateways: Collection[str]) -> None:
+        """Remove silent gateways, let new ones join, and send statistics, limits and service to all."""
         for member in [one for one in self._members.values() if one.last_message_s + self._lease_s <= now_s]:
             _log.warning("the gateway %s is silent; its %d requests are removed", member.gateway, len(member.ids))
             self._forget(now_s, member)
         for gateway in gateways:
             if gateway not in self._members:
-                self._greetings.append((gateway, 0, ("hello",)))
+                self._controls.append((gateway, 0, ("hello",)))
         statistics, pool = self.scheduler.statistics(now_s), self.scheduler.worker_pool
         self.overall = {name: getattr(statistics, name) for name in ("backlog_s", "predicted_wait_s")}
         limits = [(one.name, one.limit) for one in pool if one.limit != NO_LIMIT]
         served = self.scheduler.service.served
         changed = {one: tokens for one, tokens in served.items() if self._sent_service.get(one) != tokens}
         self._sent_service = dict(served)
-        self._broadcast(self._members.values(), [("overall", self.overall), *chunks("limits", limits)], changed)
+        operations: list[Operation] = [("overall", self.overall), *split_operations("limits", limits)]
+        self._broadcast(self._members.values(), operations, changed)
 
     def schedule(self, now_s: float) -> None:
-        """Let the scheduler decide, and address its decisions to the gateways of the requests."""
+        """Let the scheduler decide, and address each decision to the gateway of its request."""
         if self.next_s(now_s) > now_s:
             return
         decisions = self.scheduler.schedule(now_s)
@@ -144,9 +144,9 @@ class Leader:
             member.operations.append(("assign", own, worker))
 
     def next_s(self, now_s: float) -> float:
-        """Return when ``schedule`` must be called if no event comes before, or inf if no call is needed."""
-        if self._awaited and now_s < self._settled_s:
-            return self._settled_s
+        """Return the time of the next call of ``schedule`` if no event comes before it, or inf."""
+        if self._awaited and now_s < self._awaited_until_s:
+            return self._awaited_until_s
         return self.scheduler.next_s(now_s)
 
     # Members:
@@ -171,7 +171,7 @@ class Leader:
 
     def _broadcast(self, members: Collection[Member], operations: list[Operation], service: dict[int, float]) -> None:
         charges = [(self._tenants[number], tokens) for number, tokens in service.items()]
-        operations += [(*one, self.scheduler.service.level) for one in chunks("service", charges)]
+        operations += [(*one, self.scheduler.service.level) for one in split_operations("service", charges)]
         for member in members:
             member.operations += operations
 
@@ -181,7 +181,6 @@ class Leader:
         member.workers |= frozenset(names)
 
     def _on_joined(self, now_s: float, member: Member) -> None:  # noqa: ARG002
-        member.is_complete = True
         self._awaited.discard(member.gateway)
         self._broadcast([member], [("overall", self.overall)], dict(self.scheduler.service.served))
 
@@ -211,7 +210,7 @@ class Leader:
         entry.dispatches, entry.charged_tokens = dispatches, charged_tokens
         if not worker:
             return
-        if worker not in scheduler.worker_pool:  # the leader does not know its worker yet, so it has no slot there
+        if worker not in scheduler.worker_pool:  # unknown to the leader, which so counts no slot of it
             scheduler.queue.remove(entry)
             entry.state = State.LOST
             return
@@ -252,6 +251,6 @@ class Leader:
         self.scheduler.remove(now_s, one, client_gone=client_gone)
 
 
-def chunks(name: str, items: list[Any]) -> list[Operation]:
-    """Return operations of this name with a few items each, so that each fits into a message."""
-    return [(name, items[at : at + _CHUNK]) for at in range(0, len(items), _CHUNK)]
+def split_operations(name: str, items: list[Any]) -> list[Operation]:
+    """Return operations of this name with at most _MAX_ITEMS items each, so that each fits into a message."""
+    return [(name, items[at : at + _MAX_ITEMS]) for at in range(0, len(items), _MAX_ITEMS)]

@@ -11,7 +11,7 @@ import msgspec
 from lengthwise.gateway.core.ranking import Entry, State
 from lengthwise.gateway.request import Client, DispatchState, LengthPrediction, PromptPrefix, Refusal, Request, SloClass
 
-Operation = tuple[Any, ...]  # name of a method without its prefix, and its arguments: plain JSON values
+Operation = tuple[Any, ...]  # name of an event or decision, and its arguments as JSON values
 MAX_BYTES = 7800  # of a message; PostgreSQL's NOTIFY carries up to 7,999
 _MAX_SESSION_CHARS = 64
 encode = msgspec.json.Encoder(enc_hook=lambda number: number.item()).encode  # a predictor may return NumPy's numbers
@@ -21,9 +21,9 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True):
     """Operations of one sender, in order. A session begins with the operation ``join`` in the envelope number 0."""
 
     sender: str
-    epoch: int  # of the leader who sends or receives it; each leader has a larger one than all before
-    session: int  # of the gateway which is not the leader; 0 if it has not joined
-    number: int  # counts the envelopes of a session in one direction
+    epoch: int  # of the leader that sends or receives it; larger than those of all leaders before
+    session: int  # of the member that sends or receives it; 0 before it joins
+    number: int  # counts the envelopes of a session in one direction; -1 outside of a session
     operations: tuple[msgspec.Raw, ...]
 
     def decoded(self) -> list[list[Any]]:
@@ -32,12 +32,12 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True):
 
 
 def envelopes(sender: str, epoch: int, session: int, number: int, operations: list[Operation]) -> list[bytes]:
-    """Return the envelopes of the operations, each of at most MAX_BYTES. Raises ValueError if one is too large."""
+    """Return envelopes of at most MAX_BYTES with the operations. Raises ValueError for one that is too large."""
     groups, size = [list[msgspec.Raw]()], 0
     for operation in operations:
         encoded = encode(operation)
         if len(encoded) > MAX_BYTES - 200:
-            raise ValueError(f"an operation of {len(encoded)} bytes")
+            raise ValueError(f"an operation must have at most {MAX_BYTES - 200} bytes; it has {len(encoded)}")
         if groups[-1] and size + len(encoded) > MAX_BYTES - 200:
             groups.append([])
             size = 0
@@ -58,14 +58,14 @@ def _or_inf(value: float | None) -> float:
 
 
 def prediction_fields(prediction: LengthPrediction) -> list[Any]:
-    """Return a prediction as JSON values, with six digits of its quantiles."""
+    """Return a prediction as JSON values, with its quantiles to six digits."""
     quantiles = prediction.quantiles
     shown = None if quantiles is None else [float(f"{one:.6g}") for one in quantiles.tolist()]
     return [prediction.total_tokens, prediction.source, shown, prediction.at_tokens]
 
 
 def read_prediction(fields: list[Any]) -> LengthPrediction:
-    """Return the prediction of ``prediction_fields``. A JSON null is NaN: a length that is no number."""
+    """Return the prediction of ``prediction_fields``. A length of null is NaN, which JSON does not have."""
     import numpy as np
 
     total, source, quantiles, at_tokens = fields
@@ -74,7 +74,7 @@ def read_prediction(fields: list[Any]) -> LengthPrediction:
 
 
 def request_fields(now_s: float, request: Request, tenant: str) -> dict[str, Any]:
-    """Return what the leader must know about a request, as JSON values. Times are seconds before now."""
+    """Return what the leader must know about a request, as JSON values. Times are relative to now."""
     client, session = request.client, request.client.session
     if len(session) > _MAX_SESSION_CHARS:
         session = blake2b(session.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -93,7 +93,7 @@ def request_fields(now_s: float, request: Request, tenant: str) -> dict[str, Any
 
 
 def read_request(now_s: float, id: int, fields: dict[str, Any], tenant: int, names: frozenset[str]) -> Request:  # noqa: A002
-    """Return the request of ``request_fields``. It may run at the workers ``names``, which its gateway knows."""
+    """Return the request of ``request_fields``. Its gateway has the workers ``names``."""
     prompt_tokens, max_tokens, generated_tokens, body_bytes = fields["tokens"]
     _, priority, session, left_s = fields["client"]
     preemptible, streamed, choices = fields["flags"]
@@ -126,7 +126,7 @@ def read_request(now_s: float, id: int, fields: dict[str, Any], tenant: int, nam
 
 
 def state_fields(now_s: float, entry: Entry) -> list[Any]:
-    """Return where a request waits or runs, and its history, as JSON values. Times are seconds before now."""
+    """Return the worker of a request ("": queued), the seconds since then, and its history, as JSON values."""
     dispatch, running = entry.request.dispatch, entry.state in (State.RUNNING, State.PREEMPTING)
     since_s = dispatch.dispatched_s if running else dispatch.enqueued_at_s
     past = [entry.dispatches, dispatch.preemptions, entry.charged_tokens, dispatch.queued_for_s]

@@ -1,4 +1,4 @@
-"""The store of a shared queue: a PostgreSQL database with the lease of the leader, which also passes messages on."""
+"""The store of a shared queue: a PostgreSQL database that has the lease of the leader and carries the messages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import msgspec
 
 from lengthwise.gateway.config import SharedQueueConfig
 from lengthwise.gateway.protocols import Clock
-from lengthwise.gateway.shared_queue.scheduler import BEATS_PER_LEASE, SharedScheduler
+from lengthwise.gateway.shared_queue.scheduler import HEARTBEATS_PER_LEASE, SharedScheduler
 from lengthwise.schema.errors import InputError, MissingExtraError
 
 _log = logging.getLogger("lengthwise.gateway.shared_queue")
-_FORMAT = 1  # of messages; gateways with another one have a queue of their own
+_FORMAT = 1  # of messages; gateways with different formats share no queue
 _TIMEOUT_S = 5.0
-_PROGRESS_S = 0.05  # interval at which progress of requests is sent, if no other message is
+_PROGRESS_S = 0.05  # longest time for which a gateway delays the progress of its requests
 _RECONNECT_S = 0.5
 _TABLES = (
     "SELECT pg_advisory_xact_lock(1819767921)",  # CREATE TABLE IF NOT EXISTS fails if two gateways run it at once
@@ -35,7 +35,7 @@ ON CONFLICT (queue) DO UPDATE SET secret = lengthwise_queues.secret RETURNING se
 _ALIVE = """
 INSERT INTO lengthwise_gateways VALUES (%(queue)s, %(gateway)s, clock_timestamp() + %(lease)s::INTERVAL)
 ON CONFLICT (queue, gateway) DO UPDATE SET until = excluded.until"""
-# The epoch grows also if the database has lost the last one in a crash: it is at least the time in milliseconds.
+# The epoch is at least the time in milliseconds, so that it also grows if a crash has lost the last one.
 _LEASE = """
 UPDATE lengthwise_queues
 SET leader = %(gateway)s, until = clock_timestamp() + %(lease)s::INTERVAL,
@@ -56,10 +56,10 @@ _NOTIFY = "SELECT pg_notify(place, message) FROM unnest(%s::TEXT[], %s::TEXT[]) 
 class SharedQueue:
     """Connects a gateway's scheduler with the other gateways: an async context manager.
 
-    Each gateway listens on a channel of its own. The lease of the leader is a row, and its time is the database's.
-    When a connection breaks, the gateway goes on with a local queue until it has connected again. ``wake`` lets the
-    driver carry out decisions. ``secret`` is a key for hashes that all gateways have. Raises InputError if the database
-    cannot be used at the start.
+    Each gateway listens on a channel of its own. The lease of the leader is a row whose times are those of the
+    database's clock. After a connection breaks, the gateway's queue is local until it has connected again. ``wake``
+    lets the driver carry out decisions. All gateways have the key ``secret`` for hashes. Raises InputError if the
+    database cannot be used at the start.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SharedQueue:
         self._url, self._scheduler, self._clock, self._wake = config.url, scheduler, clock, wake
         queue, gateway = f"{config.name}/{_FORMAT}", scheduler.gateway
         self._row = {"queue": queue, "gateway": gateway, "lease": f"{config.lease_s} seconds"}
-        self._beat_s = config.lease_s / BEATS_PER_LEASE
+        self._heartbeat_s = config.lease_s / HEARTBEATS_PER_LEASE
         self.secret, self._sends = "", asyncio.Event()
         self._connections: tuple[Any, ...] = ()
         self._task: asyncio.Task[None] | None = None
@@ -89,7 +89,7 @@ class SharedQueue:
                 f"shared_queue.url must be a PostgreSQL database that answers when the gateway starts: {reason}"
             ) from error
         self._scheduler.on_outgoing = self._sends.set
-        await self._beat(self._connections[1])  # the first gateway leads before it has requests
+        await self._heartbeat(self._connections[1])  # so that the first gateway leads before it has requests
         self._task = asyncio.ensure_future(self._run())
         return self
 
@@ -100,13 +100,13 @@ class SharedQueue:
         with contextlib.suppress(self._driver.Error, TimeoutError):
             async with asyncio.timeout(1.0):
                 if self._connections:
-                    self._scheduler.farewell(self._clock())
+                    self._scheduler.announce_stop(self._clock())
                     await self._send(self._connections[1])
                     await self._transaction(self._connections[1], *_LEAVE)
         await self._close()
 
     async def _connect(self) -> tuple[Any, Any]:
-        """Return a connection that listens and one that sends. The tables exist."""
+        """Create the tables if they are missing. Return a connection that listens and one that sends."""
         options = f"-c statement_timeout={int(1000 * _TIMEOUT_S)} -c synchronous_commit=off"
         made = []
         try:
@@ -131,10 +131,10 @@ class SharedQueue:
                 cursor = await connection.execute(statement, self._row)
             return list(await cursor.fetchall()) if cursor.description else []
 
-    async def _beat(self, connection: Any) -> None:
+    async def _heartbeat(self, connection: Any) -> None:
         sent_s = self._clock()
         ((leader, epoch, gateways),) = await self._transaction(connection, _ALIVE, _GONE, _LEASE, _STATE)
-        self._scheduler.beat(self._clock(), sent_s, leader, epoch, gateways)
+        self._scheduler.heartbeat(self._clock(), sent_s, leader, epoch, gateways)
         self._wake()
 
     async def _run(self) -> None:
@@ -166,16 +166,16 @@ class SharedQueue:
         raise ConnectionError("the connection was closed")
 
     async def _send_messages(self, connection: Any) -> None:
-        beat_s = self._clock()
+        heartbeat_s = self._clock()
         while True:
-            if (now_s := self._clock()) >= beat_s:
-                beat_s = now_s + self._beat_s
+            if (now_s := self._clock()) >= heartbeat_s:
+                heartbeat_s = now_s + self._heartbeat_s
                 async with asyncio.timeout(_TIMEOUT_S):
-                    await self._beat(connection)
+                    await self._heartbeat(connection)
             await self._send(connection)
             self._sends.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(_PROGRESS_S, max(0.0, beat_s - self._clock()))):
+                async with asyncio.timeout(min(_PROGRESS_S, max(0.0, heartbeat_s - self._clock()))):
                     await self._sends.wait()
 
     async def _send(self, connection: Any) -> None:

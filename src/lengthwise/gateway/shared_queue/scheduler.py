@@ -18,21 +18,21 @@ from lengthwise.gateway.edge.auth import Tenants
 from lengthwise.gateway.request import LengthPrediction, Refusal, Request
 from lengthwise.gateway.scheduling import Decisions, SharedState, Statistics, WorkerState
 from lengthwise.gateway.shared_queue import messages
-from lengthwise.gateway.shared_queue.leader import Leader, Member, chunks
+from lengthwise.gateway.shared_queue.leader import Leader, Member, split_operations
 from lengthwise.gateway.shared_queue.messages import Envelope, Operation
 
 _log = logging.getLogger("lengthwise.gateway.shared_queue")
 _TOO_LARGE = Refusal(400, "shared_queue", "The names of model, tenant and session are too long for the shared queue.")
-BEATS_PER_LEASE = 4
+HEARTBEATS_PER_LEASE = 4
 
 
 class SharedScheduler(Scheduler):
     """The scheduler of a gateway that shares its queue with others.
 
-    While it is ``shared``, it carries out the decisions of a leader, which receives every event, and its own queues,
-    workers and counters record what it has carried out. Otherwise, without a leader, it decides itself, on its share of
-    the slots of each engine. ``on_outgoing`` is called when ``outgoing`` has messages to send at once. Usage of keys
-    goes from ``usage`` of each gateway to ``on_usage`` of all others.
+    While it is ``shared``, it reports every event to the leader and carries out the leader's decisions; its own queues,
+    workers and counters record these. Without a leader it decides itself, with its share of the slots of each engine.
+    It calls ``on_outgoing`` when ``outgoing`` has messages to send at once, ``usage`` for the usage of keys here, and
+    ``on_usage`` with the usage at each other gateway.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class SharedScheduler(Scheduler):
         super().__init__(order, admission, dispatch)
         self.gateway, self.lease_s, self._tenants, self._dispatch = gateway, lease_s, tenants, dispatch
         self.on_outgoing: Callable[[], None] = lambda: None
-        self.usage: Callable[[], list[Any]] = list  # what keys have used since the last call
+        self.usage: Callable[[], list[Any]] = list  # usage of keys since the last call
         self.on_usage: Callable[[str, list[Any] | None], None] = lambda *_: None
         self.shared, self.leader, self.epoch = False, "", 0
-        self.gateways: tuple[str, ...] = (gateway,)  # those that are alive, in order of their names
+        self.gateways: tuple[str, ...] = (gateway,)  # all that are alive, sorted
         self._leading: Leader | None = None
-        self._self: Member | None = None
+        self._own_member: Member | None = None
         self._lease_until_s = self._last_message_s = -math.inf
         self._session = self._sent = self._received = 0
         self._operations: list[Operation] = []
@@ -64,7 +64,7 @@ class SharedScheduler(Scheduler):
         return self._leading is not None
 
     def slots_in_use(self) -> int:
-        """Return how many requests are at engines, of all gateways if this one leads, otherwise its own."""
+        """Return how many requests are at engines: of all gateways if this one leads, otherwise of this one."""
         deciding = self if self._leading is None else self._leading.scheduler
         return sum(len(one.active) for one in deciding.worker_pool)
 
@@ -139,7 +139,7 @@ class SharedScheduler(Scheduler):
     # Decisions:
 
     def schedule(self, now_s: float) -> Decisions:
-        """Return the leader's decisions about requests of this gateway, or without a leader its own."""
+        """Return the leader's decisions about requests of this gateway or, without a leader, its own decisions."""
         if self._leading is not None and now_s >= self._lease_until_s:
             self.leave(now_s, "its lease has ended")
         elif self.shared and not self.leads and now_s >= self._last_message_s + self.lease_s:
@@ -147,11 +147,11 @@ class SharedScheduler(Scheduler):
         if not self.shared:
             return super().schedule(now_s)
         self._changed = False
-        if self._leading is not None and self._self is not None:
+        if self._leading is not None and self._own_member is not None:
             self._leading.scheduler.service.weights = self.service.weights
             self._leading.schedule(now_s)
-            operations, self._self.operations = self._self.operations, []
-            self._take(operations)
+            operations, self._own_member.operations = self._own_member.operations, []
+            self._apply(operations)
             if self._leading.has_outgoing:
                 self.on_outgoing()
         inbox, self._inbox = self._inbox, []
@@ -178,17 +178,17 @@ class SharedScheduler(Scheduler):
         self.assign(now_s, id, worker)
         return True
 
-    def _take(self, operations: Sequence[Sequence[Any]]) -> None:
+    def _apply(self, operations: Sequence[Sequence[Any]]) -> None:
         for operation in operations:
             if operation[0] == "used":
                 self.on_usage(operation[1], operation[2])
             elif operation[0] in ("overall", "limits", "service"):
-                self._learn(operation)
+                self._store(operation)
             else:
                 self._inbox.append(operation)
 
-    def _learn(self, operation: Sequence[Any]) -> None:
-        """Store numbers of the shared queue that the leader has sent."""
+    def _store(self, operation: Sequence[Any]) -> None:
+        """Store statistics, limits and service that the leader has sent."""
         name, *arguments = operation
         if name == "overall":
             self._overall = arguments[0]
@@ -211,7 +211,7 @@ class SharedScheduler(Scheduler):
     # Messages and leases:
 
     def receive(self, now_s: float, message: bytes) -> None:
-        """Take a message of another gateway. The next call of ``schedule`` carries out its decisions."""
+        """Process a message of another gateway. The next call of ``schedule`` carries out the decisions in it."""
         envelope = msgspec.json.decode(message, type=Envelope)
         if self._leading is not None and envelope.epoch == self._leading.epoch:
             self._leading.receive(now_s, envelope)
@@ -226,7 +226,7 @@ class SharedScheduler(Scheduler):
             self.epoch, self.leader = envelope.epoch, envelope.sender
         if envelope.sender != self.leader:
             return
-        if envelope.number < 0:  # a greeting, outside of any session
+        if envelope.number < 0:  # outside of a session
             (operation,) = envelope.decoded()
             if is_new or not self.shared or (operation[0] == "rejoin" and envelope.session == self._session):
                 self._join(now_s)
@@ -234,14 +234,14 @@ class SharedScheduler(Scheduler):
         if self.shared and envelope.session != self._session:
             return
         self._last_message_s = now_s
-        if not self.shared or envelope.number != self._received:  # the gateway was local, or a message is missing
+        if not self.shared or envelope.number != self._received:  # the queue was local, or a message is missing
             self._join(now_s)
             return
         self._received += 1
-        self._take(envelope.decoded())
+        self._apply(envelope.decoded())
 
     def outgoing(self) -> list[tuple[str, bytes]]:
-        """Return messages with the gateways to which they go, and forget them."""
+        """Return the pending messages, each with the gateway that receives it, and clear them."""
         if self._leading is not None:
             return self._leading.outgoing()
         progress, self._progress = self._progress, {}
@@ -253,8 +253,8 @@ class SharedScheduler(Scheduler):
         self._sent += len(made)
         return [(self.leader, one) for one in made]
 
-    def beat(self, now_s: float, sent_s: float, leader: str, epoch: int, gateways: Collection[str]) -> None:
-        """Apply what the store says about the lease: ``leader``, if any, has it since ``sent_s`` or longer."""
+    def heartbeat(self, now_s: float, sent_s: float, leader: str, epoch: int, gateways: Collection[str]) -> None:
+        """Apply the state of the store, read at ``sent_s`` or later: ``leader`` ("": none) has the lease."""
         self.gateways = tuple(sorted({*gateways, self.gateway}))
         if leader == self.gateway:
             self._lease_until_s = sent_s + self.lease_s
@@ -263,17 +263,17 @@ class SharedScheduler(Scheduler):
         elif self.leads:
             self.leave(now_s, "another gateway has the lease")
         if self._leading is not None:
-            self._leading.beat(now_s, self.gateways)
+            self._leading.heartbeat(now_s, self.gateways)
             self._changed = True
             self.on_outgoing()
         elif self.shared:
-            self._post(now_s, "beat")
+            self._post(now_s, "heartbeat")
         if self.shared:
-            for operation in chunks("used", self.usage()):
+            for operation in split_operations("used", self.usage()):
                 self._post(now_s, *operation)
 
     def leave(self, now_s: float, reason: str) -> None:
-        """Go on with a local queue, on this gateway's share of the slots. An empty reason is not logged."""
+        """Make the queue local, with this gateway's share of the slots. Log the reason unless it is empty."""
         if not self.shared:
             return
         if reason:
@@ -281,7 +281,7 @@ class SharedScheduler(Scheduler):
         if self._leading is not None:
             self._limits = {one.name: one.limit for one in self._leading.scheduler.worker_pool if one.limit != NO_LIMIT}
             self._shared_service = self._leading.scheduler.service
-        self.shared, self._leading, self._self = False, None, None
+        self.shared, self._leading, self._own_member = False, None, None
         self._known.clear()
         for pending in (self._inbox, self._operations, self._progress):
             pending.clear()
@@ -291,8 +291,8 @@ class SharedScheduler(Scheduler):
         self.service.level = self._shared_service.level
         super().update_workers(now_s, self._own_share(self._states))
 
-    def farewell(self, now_s: float) -> None:
-        """Post a message that this gateway stops, so that the leader waits for nothing."""
+    def announce_stop(self, now_s: float) -> None:
+        """Report to the leader that this gateway stops, so that its slots return at once."""
         if not self.leads:
             self._post(now_s, "leave")
 
@@ -304,8 +304,8 @@ class SharedScheduler(Scheduler):
         scheduler.service.served = dict(self._shared_service.served)
         scheduler.service.level = self._shared_service.level
         self._leading = Leader(scheduler, self.gateway, epoch, now_s, self.lease_s, set(self.gateways), self._tenants)
-        self._self = self._leading.join_self(now_s)
-        self._introduce(now_s)
+        self._own_member = self._leading.join_self(now_s)
+        self._post_state(now_s)
         _log.info("the queue is shared; this gateway leads, epoch %d; gateways: %d", epoch, len(self.gateways))
 
     def _join(self, now_s: float) -> None:
@@ -316,16 +316,16 @@ class SharedScheduler(Scheduler):
         for pending in (self._inbox, self._operations, self._progress):
             pending.clear()
         self._post(now_s, "join")
-        self._introduce(now_s)
+        self._post_state(now_s)
 
-    def _introduce(self, now_s: float) -> None:
+    def _post_state(self, now_s: float) -> None:
         super().update_workers(now_s, self._states)
         names = [one.name for one in self._states]
-        for operation in chunks("workers", names):
+        for operation in split_operations("workers", names):
             self._post(now_s, *operation)
         self._known.clear()
         for one, entry in self.entries.items():
-            if entry.state is not State.LOST:  # its task queues it again, or ends it
+            if entry.state is not State.LOST:  # the task of a lost request queues it again or ends it
                 self._resume(now_s, one)
         self._post(now_s, "joined")
 
@@ -334,24 +334,24 @@ class SharedScheduler(Scheduler):
         if (fields := self._fields(now_s, entry.request)) is not None:
             self._known.add(id)
             self._post(now_s, "resume", id, fields, messages.state_fields(now_s, entry))
-        else:  # if it does not wait now, it is refused when it waits again
+        else:  # a running request is refused only if it waits again
             self._inbox.append(("expire", id, messages.refusal_fields(_TOO_LARGE)))
 
     def _fields(self, now_s: float, request: Request) -> dict[str, Any] | None:
-        """Return what the leader must know about a request, or None if that does not fit into a message."""
+        """Return ``request_fields`` of a request, or None if they do not fit into a message."""
         fields = messages.request_fields(now_s, request, self._tenants[request.client.tenant])
         fits = self.leads or len(messages.encode(fields)) <= messages.MAX_BYTES - 500
         return fields if fits else None
 
     def _post(self, now_s: float, *operation: Any) -> None:
-        if self._leading is not None and self._self is not None:
-            self._leading.apply(now_s, self._self, operation)
+        if self._leading is not None and self._own_member is not None:
+            self._leading.apply(now_s, self._own_member, operation)
         elif self.shared:
             self._operations.append(operation)
             self.on_outgoing()
 
     def _own_share(self, states: Sequence[WorkerState]) -> list[WorkerState]:
-        """Limit each engine to this gateway's share of its slots, of which every gateway has at least one."""
+        """Return the engines with this gateway's share of their slots, at least one of each, as limits."""
         count, place = len(self.gateways), self.gateways.index(self.gateway)
         numbers = {name: at for at, name in enumerate(sorted(one.name for one in states))}
         shares = []

@@ -161,10 +161,8 @@ class Accounts(Listener):
         self._unsettled: dict[int, tuple[_InFlight, tuple[int, int] | None]] = {}
         self._thread = ThreadPoolExecutor(1, "lengthwise-tenants")
         self._lock = threading.Lock()
-        self._started_s, self._is_down = (
-            math.inf,
-            False,
-        )  # start of the transaction in progress; whether the last failed
+        self._started_s = math.inf  # start of the transaction in progress
+        self._is_down = False  # whether the last transaction failed
         self._pending: list[tuple[Operation, asyncio.Future[Any]]] = []
         self._stack = contextlib.AsyncExitStack()
 
@@ -408,7 +406,7 @@ class Accounts(Listener):
                 await self.reload()
 
     async def _interrupt(self) -> None:
-        """Interrupt transactions of a store that hangs, so that their callers and later ones need not wait for it."""
+        """Interrupt each transaction that hangs, so that its callers and later ones do not wait for the store."""
         while True:
             await asyncio.sleep(INTERRUPT_S / 4)
             if time.monotonic() - self._started_s > INTERRUPT_S:
@@ -457,7 +455,7 @@ class Accounts(Listener):
         except Exception as error:  # noqa: BLE001 - each caller gets it
             if len(works) > 1 and not isinstance(error, StoreError):
                 return [self._results([one])[0] for one in works]
-            if not self._is_down:  # not for each request while it is down
+            if not self._is_down:  # logs an outage once, not for each request
                 _log.warning("the store of tenants failed: %s", error)
             self._is_down = isinstance(error, StoreError)
             return [error if isinstance(error, StoreError) else StoreError(repr(error))] * len(works)

@@ -1,4 +1,4 @@
-"""The part of the admin port's API for tenants and keys."""
+"""The API of tenants and keys at the admin port."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TenantsApi:
-    """The routes of keys, tenants and usage, and their changes, for ``AdminApi``."""
+    """Has the routes of keys, tenants and usage, and their changes, for ``AdminApi``."""
 
     def __init__(self, accounts: Accounts, slo_classes: Callable[[], Iterable[SloClass]] = tuple) -> None:
         self._accounts, self._slo_classes = accounts, slo_classes

@@ -31,7 +31,7 @@ class ProgressFile:
         self._free = list(range(0, _SLOTS * _SLOT.size, _SLOT.size))[::-1]
 
     def add(self, number: int) -> int:
-        """Return the slot of a new request, which has no tokens yet. -1: the disk is full; a kill loses its tokens."""
+        """Return the slot of a new request, without tokens, or -1 on a full disk: then a kill loses the tokens."""
         if not self._free:
             size = len(self._map)
             try:

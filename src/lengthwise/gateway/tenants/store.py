@@ -20,7 +20,7 @@ from lengthwise.schema.errors import InputError, MissingExtraError
 Work = TypeVar("Work")
 POSTGRES = ("postgresql://", "postgres://")
 _TIMEOUT_S = 5.0
-INTERRUPT_S = 1.2 * _TIMEOUT_S  # after which a transaction is interrupted that PostgreSQL has not ended itself
+INTERRUPT_S = 1.2 * _TIMEOUT_S  # limit of a transaction that PostgreSQL's own limit has not ended
 _FORMAT = 1
 _LOCK = 0x6C77_7473  # number of PostgreSQL's lock that one transaction at a time has: "lwts"
 _TABLES = (
@@ -43,7 +43,7 @@ _TABLES = (
 
 
 class StoreError(Exception):
-    """The database cannot be used at the moment. If ``is_unknown``, it may have committed the changes all the same."""
+    """The database cannot be used at the moment. If ``is_unknown``, it may still have committed the changes."""
 
     def __init__(self, message: str, *, is_unknown: bool = False) -> None:
         super().__init__(message)
@@ -110,7 +110,7 @@ class Store:
             raise StoreError(str(error).strip(), is_unknown=is_unknown) from error
 
     def interrupt(self) -> None:
-        """Break the connection of a transaction that runs on another thread, as a hung PostgreSQL never answers."""
+        """Break the connection of a transaction on another thread, because a hung PostgreSQL never answers."""
         connection = self._connection
         with contextlib.suppress(OSError, self._driver.Error):
             if self._postgres and connection is not None:
