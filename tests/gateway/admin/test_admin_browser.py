@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from itertools import pairwise
@@ -9,6 +10,8 @@ from itertools import pairwise
 import pytest
 from admin_worlds import EVIL, NAMES, Served, World
 from browser import screen, until
+
+from lengthwise.gateway.config import AdminUser
 
 pytestmark = pytest.mark.browser
 FOUND = {
@@ -184,3 +187,21 @@ def test_it_stays_live_and_fetches_only_its_own(driver, worlds) -> None:
     sent = [json.loads(row["message"])["message"] for row in driver.get_log("performance")]
     urls = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
     assert {one for one in urls if not one.startswith("data:")} == {f"{url}/", f"{url}/events", f"{url}/session"}
+
+
+def test_a_browser_logs_in_and_out(driver) -> None:
+    world = World()
+    world.app.access.configure((AdminUser("olga", hashlib.sha256(b"right").hexdigest(), "operator"),), False)
+    with Served(world.app) as served:
+        driver.get(served.url)
+        for token, shown in (
+            ("wrong", "return document.querySelector('[role=alert]').textContent.includes('not a token')"),
+            ("right", "return document.body.textContent.includes('olga (operator)')"),
+        ):
+            driver.find_element("css selector", "#token").send_keys(token)
+            driver.find_element("css selector", "button").click()
+            until(driver, shown)
+        driver.find_element("css selector", "form button").click()
+        until(driver, "return location.pathname === '/login'")
+        driver.get(served.url)
+        assert driver.current_url == f"{served.url}/login"

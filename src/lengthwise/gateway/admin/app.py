@@ -83,7 +83,7 @@ MAX_STREAMS = 32
 _LOGIN_BYTES = 1 << 14
 ESTIMATE_INTERVAL_S = 1800.0  # between two estimates of the gain, in all modes but observe
 _SECURITY_HEADERS = [
-    (b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"), (b"referrer-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]  # fmt: skip
