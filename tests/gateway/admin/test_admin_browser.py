@@ -195,7 +195,7 @@ def test_a_browser_logs_in_and_out(driver) -> None:
     with Served(world.app) as served:
         driver.get(served.url)
         for token, shown in (
-            ("wrong", "return document.querySelector('[role=alert]').textContent.includes('not a token')"),
+            ("wrong", "return document.querySelector('[role=alert]').textContent.includes('must be that of a user')"),
             ("right", "return document.body.textContent.includes('olga (operator)')"),
         ):
             driver.find_element("css selector", "#token").send_keys(token)
