@@ -333,6 +333,9 @@ def test_warnings_are_of_what_is_open():
         assert any("concurrency for the keys of acme" in text for text in warned) is (concurrency is None)
     assert notices(config(host="0.0.0.0", tls=reported.Tls("c", "k", "ca"))) == []
     assert "admin port" in notices(config(admin_host="::"))[0]
+    users = (reported.AdminUser("olga", "0" * 64),)
+    assert "without TLS" in notices(config(admin_host="::", admins=users))[0]
+    assert notices(config(admin_host="::", admins=users, admin_tls=reported.Tls("c", "k"))) == []
     assert notices(config(admin_host="::", admin_port=None)) == []
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "0.0.0.0")] == [
         True, True, True, False, False,

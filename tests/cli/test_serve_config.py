@@ -430,6 +430,8 @@ sha256_env = "DIGEST"
     for name, message in {
         'admin_sha256_file = "empty"\nstore = "t.db"': "the file empty must hold the digest; it is empty",
         'store = "t.db"\nstore_env = "S"': "tenants.store_env: means the same as store; keep one of them",
+        'store = "t.db"': "tenants.store must have a user of its API",
+        'store = "mysql://h/d"': "tenants.store: must be an SQLite file, or the URL postgresql://HOST/DATABASE",
         'store_file = "nowhere"': "cannot read",
     }.items():
         with pytest.raises(ScenarioError) as caught:

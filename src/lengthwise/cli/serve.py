@@ -309,7 +309,7 @@ def _banner(gateway: Gateway) -> str:
     if gateway.picker is not None:
         lines.append(f"picker   {_client_host(config.listen.host)}:{gateway.picker.port}  (Envoy's ext_proc, gRPC)")
     if (shared := gateway.driver.statistics().shared_queue) is not None:
-        leader = "this gateway leads" if shared.leads else f"led by {shared.leader or 'no gateway yet'}"
+        leader = "this gateway leads" if shared.leads else f"led by {shared.leader or 'a gateway not known yet'}"
         name, count = config.shared_queue.name, shared.gateways
         lines.append(f"queue    {name}, shared by {count} gateway{'s' * (count > 1)} now, {leader}")
     lines.append("")

@@ -644,8 +644,10 @@ class _Builder:
                 raise WrongKeyError("store", text)
             if "admin_sha256" in given and not _DIGEST.fullmatch(given["admin_sha256"]):
                 raise WrongKeyError("admin_sha256", _A_DIGEST)
-            if "store" in given and "://" not in given["store"]:
-                given["store"] = str(resolved(given["store"], self.folder))
+            if "://" not in (store := given.get("store", "://")):
+                given["store"] = str(resolved(store, self.folder))
+            elif not store.startswith(("://", "postgresql://", "postgres://")):
+                raise WrongKeyError("store", "must be an SQLite file, or the URL postgresql://HOST/DATABASE")
             if section.progress is not None:
                 given["progress"] = str(resolved(section.progress, self.folder))
                 if not Path(given["progress"]).is_dir():

@@ -316,8 +316,6 @@ class TenantsConfig:
         require_known("reserve", self.reserve, RESERVATIONS)
         if self.store is None:
             return
-        if self.admin_sha256 is None:
-            raise InputError("tenants.store must have admin_sha256, the digest of the key that the API takes")
         if "://" in self.store and self.progress is None:
             raise InputError(
                 "a store in PostgreSQL must have tenants.progress, a folder that a restart does not delete"
@@ -515,6 +513,12 @@ class GatewayConfig:
             )
         if self.external_auth is not None and (self.keys or self.oidc):
             raise InputError("external_auth decides about all requests: leave out [[keys]] and [oidc]")
+        is_admin = self.tenants.admin_sha256 or any(one.role == "admin" for one in self.listen.admins)
+        if self.tenants.store is not None and not is_admin and (self.oidc is None or self.oidc.role_claim is None):
+            raise InputError(
+                "tenants.store must have a user of its API: add tenants.admin_sha256_env, the variable with the digest "
+                'of a key, or [[listen.admins]] with role = "admin"'
+            )
         names = tuple(one.name for one in self.slo_classes)
         if len(set(names)) < len(names):
             raise InputError(f"the names in slo_classes must differ; they are {', '.join(names)}")
@@ -528,6 +532,11 @@ class GatewayConfig:
     def needs_key(self) -> bool:
         """Whether a client must authenticate."""
         return bool(self.keys or self.tenants.store or self.oidc or self.external_auth)
+
+    @property
+    def is_admin_open(self) -> bool:
+        """Whether reading the admin port needs no user."""
+        return not self.listen.admins and (self.oidc is None or self.oidc.role_claim is None)
 
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - compared, not bound

@@ -23,7 +23,7 @@ _DEV_ROUTE = "/is_sleeping"
 """vLLM has this route only with VLLM_SERVER_DEV_MODE=1, and then also /sleep and /collective_rpc, without a key."""
 
 
-def notices(config: GatewayConfig) -> list[str]:
+def notices(config: GatewayConfig) -> list[str]:  # noqa: C901 - one warning after another
     """Return warnings about the settings, which need no engine."""
     listen, order = config.listen, config.order
     found = []
@@ -33,10 +33,11 @@ def notices(config: GatewayConfig) -> list[str]:
             "requests. Add [[keys]], or listen on 127.0.0.1"
         )
     if listen.admin_port is not None and not is_loopback(listen.admin_host):
-        found.append(
-            f"the admin port listens on {listen.admin_host} and takes no key: restrict it to Prometheus and yourself"
-            + (". The key of /admin/ would cross the network in clear: use a tunnel" if config.tenants.store else "")
-        )
+        where = f"the admin port listens on {listen.admin_host}"
+        if config.is_admin_open:
+            found.append(f"{where} and takes no key: restrict it to Prometheus and yourself, or add [[listen.admins]]")
+        if listen.admin_tls is None and (config.tenants.store or not config.is_admin_open):
+            found.append(f"{where} without TLS: tokens would cross the network in clear. Set listen.admin_tls")
     if config.tenants.store is not None and listen.admin_port is None:
         found.append("there is a store of tenants, but no admin port: keys cannot be added. Set listen.admin_port")
     if order.mode == "observe" and listen.journal is None:

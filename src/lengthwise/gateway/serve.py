@@ -333,10 +333,9 @@ class Gateway:
     def _admin_users(self) -> tuple[tuple[AdminUser, ...], bool]:
         """Return the users of the admin port, and whether clients without a token may read."""
         config, users = self.config, self.config.listen.admins
-        is_open = not users and (config.oidc is None or config.oidc.role_claim is None)
         if (digest := config.tenants.admin_sha256) is not None:
             users = (*users, AdminUser("admin", digest, "admin"))
-        return users, is_open
+        return users, config.is_admin_open
 
     def _num_in_flight(self, name: str) -> int:
         return sum(worker.in_flight for worker in self.driver.statistics().workers if worker.name == name)

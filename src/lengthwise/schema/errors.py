@@ -26,7 +26,7 @@ class UnknownNameError(InputError):
         known = sorted(known)
         lowered = {k.lower(): k for k in known}
         near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)
-        shown = ", ".join(lowered[k] for k in near) if near else ", ".join(known)
+        shown = ", ".join(lowered[k] for k in near) if near else ", ".join(known) or "none"
         hint = f"Did you mean: {shown}?" if near else f"Known are: {shown}."
         more = f" Or give {alternative}." if alternative else ""
         super().__init__(f"there is no {kind} named {name!r}. {hint}{more}")

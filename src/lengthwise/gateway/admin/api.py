@@ -75,7 +75,9 @@ class AdminApi:
         name, *rest = scope["path"].removeprefix(ROOT).split("/")
         path, target = "/".join([name, *("*" for _ in rest[:1]), *rest[1:]]), rest[0] if rest else ""
         if (methods := self.routes.get(path)) is None:
-            raise Fault(404, "route", f"Unknown request URL: {quoted(scope['path'])}.", code="unknown_url")
+            needs_store = name in ("keys", "tenants", "usage") and "keys" not in self.routes
+            more = " It needs a store of tenants: set [tenants] store." if needs_store else ""
+            raise Fault(404, "route", f"Unknown request URL: {quoted(scope['path'])}.{more}", code="unknown_url")
         if (serve := methods.get(scope["method"])) is None:
             allowed = ", ".join(methods)
             headers = [(b"allow", allowed.encode())]

@@ -189,7 +189,8 @@ def check_media_type(api: Api, headers: Headers) -> None:
         message = "The content-type must be multipart/form-data with a boundary."
         raise Fault(415, "media", message, code="unsupported_media_type")
     if not api.is_form and kind != b"application/json" and not _JSON_TYPE.match(kind):
-        raise Fault(415, "media", "The content-type must be application/json.", code="unsupported_media_type")
+        message = f"The header Content-Type must be application/json; it is {quoted(kind.decode('latin-1'))}."
+        raise Fault(415, "media", message, code="unsupported_media_type")
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         raise Fault(415, "media", "The body must not be compressed.", code="unsupported_media_type")
 

@@ -88,9 +88,8 @@ class MediaUrls:
         host, port = parts["host"].lower(), parts["port"]
         default = port is None or port == _DEFAULT_PORTS[parts["scheme"]]
         if not self._allows(host, f"{host}:{port or _DEFAULT_PORTS[parts['scheme']]}", is_default_port=default):
-            message = (
-                f"The gateway lets engines fetch nothing from {quoted(parts['host'])}; send a data: URL in {path}."
-            )
+            source = quoted(parts["host"] + ("" if default else f":{port}"))
+            message = f"The gateway lets engines fetch nothing from {source}; send a data: URL in {path}."
             raise invalid(path, message, "url_not_allowed")
 
     def _allows(self, host: str, with_port: str, *, is_default_port: bool) -> bool:
