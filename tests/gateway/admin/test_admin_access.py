@@ -86,9 +86,15 @@ def test_each_role_may_do_what_it_should_and_all_changes_are_in_the_log(tmp_path
                 drains = [(await call("POST", "/admin/drain", **one))[0] for one in (cookie, cookie | csrf)]
                 assert (drains, g.app.draining) == ([403, 200], True)
                 assert (await call("POST", "/admin/resume", **cookie, **csrf))[0] == 200
+                for other in ("http://elsewhere", "http://["):
+                    assert (await call("POST", "/logout", **cookie, Origin=other))[0] == 403
                 assert (await call("POST", "/logout", **cookie))[0] == 303
                 assert (await call("GET", "/session", **cookie))[0] == 401
                 operator = {"Authorization": f"Bearer {TOKENS['operator']}"}
+                for damaged in (b"{x", 30_000 * b"[", b'"\xff"'):  # no line of the log could contain them
+                    drain = f"http://127.0.0.1:{g.admin_port}/admin/drain"
+                    async with session.post(drain, data=damaged, headers=operator) as response:
+                        assert (response.status, g.app.draining) == (400, False), damaged[:3]
                 assert (await call("POST", "/admin/workers/e/drain", **operator))[0] == 200
                 assert g.fleet.worker("e").unavailable_reason(0.0) != ""
                 assert not g.fleet.ready()
@@ -187,7 +193,8 @@ def test_a_session_is_a_cookie_that_other_pages_cannot_use():
     access.configure(USERS[:1], False)
     assert outcome(access, scope_of(cookie=cookie)) == 401, "the user is gone"
     access.configure(USERS, False)
-    access.log_out(scope_of("POST", cookie=cookie, origin="http://evil.example"))
+    with pytest.raises(Fault):
+        access.log_out(scope_of("POST", cookie=cookie, origin="http://evil.example"))
     assert outcome(access, scope_of(cookie=cookie)) == (user, csrf)
     access.log_out(scope_of("POST", cookie=cookie))
     assert outcome(access, scope_of(cookie=cookie)) == 401

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.gateway.config import bind_socket
+from lengthwise.gateway.envoy import grpc_server
 from lengthwise.gateway.envoy.grpc_server import NOT_FOUND, GrpcServer, StatusError, Stream
 
 MAX_BYTES = 4 << 20
@@ -158,12 +159,16 @@ BROKEN = {
     "headers that grow": (SETTING_UP + frame(HEADERS, 0, 1, CALL) + 99 * frame(CONTINUATION, 0, 1), ENHANCE_YOUR_CALM),
     "interrupted headers": (SETTING_UP + frame(HEADERS, 0, 1, CALL) + frame(PING, 0, 0, bytes(8)), PROTOCOL_ERROR),
     "wrong padding": (CALLED + frame(DATA, PADDED, 1, b"\x05abc"), PROTOCOL_ERROR),
+    "windows that change": (
+        CALLED + b"".join(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, size)) for size in range(101)),
+        ENHANCE_YOUR_CALM,
+    ),
     "more than a window": (CALLED + 17 * frame(DATA, 0, 1, message(bytes(16_379))), FLOW_CONTROL_ERROR),
 }
 
 
 @pytest.mark.slow
-def test_connections_that_break_the_protocol():
+def test_connections_that_break_the_protocol(monkeypatch):
     """Each is closed with its error code, and other connections go on."""
 
     async def main() -> None:
@@ -171,18 +176,20 @@ def test_connections_that_break_the_protocol():
             for name, (sent, code) in BROKEN.items():
                 kind, _, payload = (await frames_of(port, sent))[-1]
                 assert (kind, int.from_bytes(payload[4:], "big")) == (GOAWAY, code), name
-            with socket.socket() as unread:  # it sends pings and reads nothing
+            monkeypatch.setattr(grpc_server, "_UNREAD_S", 1.0)
+            with socket.socket() as unread:  # it calls and reads nothing
                 unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 unread.connect(("127.0.0.1", port))
                 unread.setblocking(False)
 
-                async def send_pings() -> None:
+                async def send_calls() -> None:
                     await asyncio.get_running_loop().sock_sendall(unread, SETTING_UP)
-                    while True:
-                        await asyncio.get_running_loop().sock_sendall(unread, 10_000 * frame(PING, 0, 0, bytes(8)))
+                    for first in range(1, 1 << 30, 2000):
+                        calls = (frame(HEADERS, END_HEADERS + 1, one, CALL) for one in range(first, first + 2000, 2))
+                        await asyncio.get_running_loop().sock_sendall(unread, b"".join(calls))
 
                 with pytest.raises(ConnectionError):
-                    await send_pings()
+                    await send_calls()
             # Headers in three parts with padding, a message in parts, and an answer that waits for the window.
             window = struct.pack(">HI", 4, 10)
             parts = frame(HEADERS, PADDED, 1, b"\x02" + CALL[:3] + b"\0\0")

@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from lengthwise.gateway.audit import Actor, AuditLog
 from lengthwise.gateway.config import ROLES, AdminUser
@@ -94,8 +93,7 @@ class Access:
 
     def log_in(self, scope: dict[str, Any], token: str) -> tuple[bytes, bytes]:
         """Return the header that sets the cookie of a new session. Raises Fault (401, 403, 429)."""
-        if is_foreign(dict(scope["headers"])):
-            raise Fault(403, "csrf", "Only the page of this port may log in.", code="csrf")
+        _refuse_foreign(scope)
         digest = token_digest(b"Bearer " + token.encode())
         actor = self._checked(b"Bearer " + token.encode(), address(scope), "login")
         self.audit.record(actor, "login")
@@ -106,9 +104,10 @@ class Access:
         return _cookie(scope, secret, SESSION_S)
 
     def log_out(self, scope: dict[str, Any]) -> tuple[bytes, bytes]:
-        """End the session of a request. Return the header that deletes its cookie."""
+        """End the session of a request. Return the header that deletes its cookie. Raises Fault (403)."""
+        _refuse_foreign(scope)
         cookie = dict(scope["headers"]).get(b"cookie", b"")
-        if not is_foreign(dict(scope["headers"])) and (found := self._session(cookie, scope)) is not None:
+        if (found := self._session(cookie, scope)) is not None:
             del self._sessions[_hashed(_secret_of(cookie, scope))]
             self.audit.record(Actor(found[1].name, found[1].role, address(scope)), "logout")
         return _cookie(scope, "", 0.0)
@@ -164,7 +163,12 @@ def is_foreign(headers: dict[bytes, bytes]) -> bool:
     origin = headers.get(b"origin")
     if headers.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
         return True
-    return origin is not None and urlsplit(origin.decode("latin-1")).netloc.encode("latin-1") != headers.get(b"host")
+    return origin is not None and origin.partition(b"//")[2] != headers.get(b"host")
+
+
+def _refuse_foreign(scope: dict[str, Any]) -> None:
+    if is_foreign(dict(scope["headers"])):
+        raise Fault(403, "csrf", "Only the page of this port may log in and out.", code="csrf")
 
 
 def _unknown(message: str) -> Fault:

@@ -89,8 +89,9 @@ class AdminApi:
             length = dict(scope["headers"]).get(b"content-length")
             body = await exchange.body(_BODY_BYTES, length, reservation)
         try:
+            settings = {} if change is None else _settings(body)  # before the change, as its line must not fail
             status, content = await serve(target, body or b"{}", scope.get("query_string", b""), actor)
-        except (LengthwiseError, msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (LengthwiseError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             fault = invalid(None, str(error), "invalid_request")
         except KeyError as error:
             fault = Fault(
@@ -104,7 +105,7 @@ class AdminApi:
         else:
             if change is not None:
                 made = content if isinstance(content, dict) else {}
-                self._access.audit.record(actor, change.action, target or str(made.get("id", "")), **_settings(body))
+                self._access.audit.record(actor, change.action, target or str(made.get("id", "")), **settings)
             return status, content
         if change is not None:
             self._access.audit.record(actor, change.action, target, "failed", reason=fault.message)

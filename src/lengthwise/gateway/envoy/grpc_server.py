@@ -42,7 +42,8 @@ _MAX_STREAMS = 1 << 16  # requests that wait have a stream each
 _MAX_WINDOW = (1 << 31) - 1
 _WINDOW = 1 << 18  # bytes of a stream that the client may send before its handler reads them
 _DEFAULT_WINDOW = (1 << 16) - 1
-_MAX_UNREAD_BYTES, _CLOSE_S = 1 << 20, 1.0  # of answers to control frames that the client does not read
+_UNREAD_S, _CLOSE_S = 60.0, 1.0  # for which a client may read nothing; to send GOAWAY
+_MAX_WINDOW_CHANGES = 100  # of all streams' windows, in a connection; clients that measure theirs need a dozen
 _MAX_BLOCKS = 64  # header blocks whose contents are stored
 _LENGTH_LIMIT = 127  # HPACK writes a shorter length as one byte
 Handler = Callable[["Stream"], Awaitable[None]]
@@ -145,10 +146,12 @@ class Stream:
             connection.send_window -= size
             connection.send(_frame(_DATA, 0, self.number, bytes(self._unsent[:size])))
             del self._unsent[:size]
-        if self._unsent:
+        if self._unsent and self.send_window > 0:
             connection.blocked[self.number] = self
             return
         connection.blocked.pop(self.number, None)
+        if self._unsent:
+            return
         if self._reader is not None:
             self._acknowledge()
         if self._trailers:
@@ -275,12 +278,13 @@ class _Connection(asyncio.Protocol):
         self.initial_window = self.send_window = _DEFAULT_WINDOW
         self.can_write = True
         self.streams: dict[int, Stream] = {}
-        self.blocked: dict[int, Stream] = {}  # streams with stored data
+        self.blocked: dict[int, Stream] = {}  # streams with data that their own windows admit
         self._server, self._transport = server, cast("asyncio.Transport", None)
-        self._data, self._last_stream, self._received_bytes = b"", 0, 0
+        self._data, self._last_stream, self._received_bytes, self._window_changes = b"", 0, 0, 0
         self._has_preface = self._is_going_away = False
         self._hpack = hpack.Decoder(max_header_list_size=_MAX_HEADER_BYTES)
         self._handlers: dict[bytes, Handler | None] = {}  # by header block
+        self._unread = cast("asyncio.TimerHandle", None)
         self._block: list[bytes] = []  # of headers that CONTINUATION continues
         self._block_stream, self._block_flags = 0, 0
 
@@ -303,9 +307,13 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.can_write = False
+        self._transport.pause_reading()  # or answers pile up for a client that reads nothing
+        self._unread = asyncio.get_running_loop().call_later(_UNREAD_S, self.abort)
 
     def resume_writing(self) -> None:
         self.can_write = True
+        self._unread.cancel()
+        self._transport.resume_reading()
         self._unblock()
 
     def send(self, data: bytes) -> None:
@@ -454,7 +462,7 @@ class _Connection(asyncio.Protocol):
             if len(payload) != 8 or number:
                 raise _ConnectionError(_FRAME_SIZE_ERROR, "a PING has 8 bytes")
             if not flags & _ACK:
-                self._answer(_frame(_PING, _ACK, 0, payload))
+                self.send(_frame(_PING, _ACK, 0, payload))
         elif kind == _PUSH_PROMISE:
             raise _ConnectionError(_PROTOCOL_ERROR, "PUSH_PROMISE must not come from a client")
         # GOAWAY needs nothing: streams that are open go on. PRIORITY and unknown frames have no effect.
@@ -487,24 +495,25 @@ class _Connection(asyncio.Protocol):
             return
         if len(payload) % _SETTING.size:
             raise _ConnectionError(_FRAME_SIZE_ERROR, "settings have 6 bytes each")
+        window = self.initial_window
         for name, value in _SETTING.iter_unpack(payload):
             if name == _INITIAL_WINDOW_SIZE:
                 if value > _MAX_WINDOW:
                     raise _ConnectionError(_FLOW_CONTROL_ERROR, "the initial window is out of range")
-                for stream in self.streams.values():
-                    stream.send_window += value - self.initial_window
-                self.initial_window = value
-        self._answer(_frame(_SETTINGS, _ACK, 0, b""))
-        self._unblock()
-
-    def _answer(self, frame: bytes) -> None:
-        if self._transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
-            raise _ConnectionError(_ENHANCE_YOUR_CALM, "the client does not read")
-        self.send(frame)
+                window = value
+        self.send(_frame(_SETTINGS, _ACK, 0, b""))
+        if (more := window - self.initial_window) != 0:  # once a frame, as all streams are visited
+            self._window_changes += 1
+            if self._window_changes > _MAX_WINDOW_CHANGES:
+                raise _ConnectionError(_ENHANCE_YOUR_CALM, "the initial window changes too often")
+            self.initial_window = window
+            for stream in list(self.streams.values()):
+                stream.send_window += more
+                stream.send_unsent()
 
     def _unblock(self) -> None:
-        for stream in list(self.blocked.values()):
-            stream.send_unsent()
+        while self.blocked and self.send_window > 0 and self.can_write:
+            next(iter(self.blocked.values())).send_unsent()
 
 
 def _without_padding(payload: bytes) -> bytes:
