@@ -161,10 +161,8 @@ class Accounts(Listener):
         self._unsettled: dict[int, tuple[_InFlight, tuple[int, int] | None]] = {}
         self._thread = ThreadPoolExecutor(1, "lengthwise-tenants")
         self._lock = threading.Lock()
-        self._started_s, self._is_down = (
-            math.inf,
-            False,
-        )  # start of the transaction in progress; whether the last failed
+        self._started_s = math.inf  # start of the transaction in progress
+        self._is_down = False  # whether the last transaction failed
         self._pending: list[tuple[Operation, asyncio.Future[Any]]] = []
         self._stack = contextlib.AsyncExitStack()
 
