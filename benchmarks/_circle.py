@@ -383,7 +383,7 @@ def coverage_row(
 
 
 def medians(intervals: Mapping[str, Mapping[str, Interval]]) -> dict[str, dict[str, Interval]]:
-    """Return by load and metric the medians over repeats of all numbers of ``intervals`` (by run and metric)."""
+    """Return by load and metric the medians over repeats of the numbers of ``intervals``, given by run and metric."""
 
     def middle(metric: str, names: Sequence[str]) -> Interval:
         return Interval(*map(statistics.median, zip(*(intervals[name][metric] for name in names), strict=True)))

@@ -657,13 +657,11 @@ class _Builder:
 
     def _shared_queue(self, section: SharedQueueSection) -> gateway_config.SharedQueueConfig:
         with self.problems.at("shared_queue"):
-            if section.url is not None and section.url_env is not None:
-                raise WrongKeyError("url_env", "means the same as url; keep one of them")
+            url = _secret(section, "url", self.folder, "URL")
             if section.url is not None and urlsplit(section.url).password is not None:
                 raise WrongKeyError("url", "must have no password; name a variable with the URL: url_env")
-            name = "url" if section.url_env is None else "url_env"
-            url = section.url if section.url_env is None else _variable("url_env", section.url_env, "URL")
             if url is not None and not url.startswith(("postgresql://", "postgres://")):
+                name = "url" if section.url_env is None else "url_env"
                 raise WrongKeyError(name, "must be the URL of a PostgreSQL database: postgresql://HOST/DATABASE")
             return gateway_config.SharedQueueConfig(url, section.name, section.lease_s)
         return gateway_config.SharedQueueConfig()
