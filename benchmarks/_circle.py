@@ -360,6 +360,9 @@ def calibration_row(
     return {"value": round(duration_s, 2), "unit": "s", "details": {**details, **about}}
 
 
+Intervals = Mapping[str, Mapping[str, Interval]]  # by run or load, then by metric
+
+
 def coverage_row(
     priced: Mapping[str, Deployment], blind: Sequence[PartError], held_out: Sequence[Run]
 ) -> dict[str, Any]:
@@ -372,7 +375,7 @@ def coverage_row(
         evidence = replace(d.cost.evidence, errors=tuple(blind))
         unseen[name] = replace(d, cost=replace(d.cost, evidence=evidence))
     loads = medians({run.name: intervals_of(unseen[run.setting], run, DRAWS, LEVEL) for run in held_out})
-    found = sides([one for of in loads.values() for one in of.values()])
+    found = counted(loads)
     details = found | {"of_loads": len(loads), "level": LEVEL, "draws": DRAWS}
     ratios = {load: [one.high_s / one.low_s for one in of.values()] for load, of in loads.items()}
     details["ends_apart"] = {load: round(statistics.median(of), 2) for load, of in ratios.items()}
@@ -382,14 +385,18 @@ def coverage_row(
     return {"value": value, "unit": "share", "target": LEVEL, "better": "higher", "ci": ci, "details": details}
 
 
-def medians(intervals: Mapping[str, Mapping[str, Interval]]) -> dict[str, dict[str, Interval]]:
-    """Return by load and metric the medians over repeats of the numbers of ``intervals``, given by run and metric."""
+def medians(intervals: Intervals) -> dict[str, dict[str, Interval]]:
+    """Return for each load the medians over its repeats: of measured and predicted numbers and of both ends."""
 
     def middle(metric: str, names: Sequence[str]) -> Interval:
         return Interval(*map(statistics.median, zip(*(intervals[name][metric] for name in names), strict=True)))
 
     repeats = _harness.grouped(intervals, lambda name: name.rpartition("-")[0])
     return {load: {metric: middle(metric, names) for metric in COUNTED} for load, names in repeats.items()}
+
+
+def counted(intervals: Intervals) -> dict[str, int]:
+    return sides([one for of in intervals.values() for one in of.values()])
 
 
 def intervals_of(

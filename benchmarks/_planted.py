@@ -163,17 +163,21 @@ def times(_shared: Path, quick: bool) -> dict[str, Any]:
 
 
 def timed(case: Case) -> dict[str, Any]:
-    """Return the time of a calibration, its requests, its other input, and whether dense masks were looked for."""
+    """Return the time of a calibration, the number of its requests, and its input."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     options = {"holdout": [case.held_out], "iterations": case.iterations, "allow": ("warnings",)}
     found = calibrate(case.runs, case.deployment, **options)
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+    about = {"requests": found.fitted} | noted(found, case.iterations)
+    return about | {"simulations": found.simulations, "cpu_s": round(cpu_s, 2), "wall_s": round(wall_s, 2)}
+
+
+def noted(found: Calibration, iterations: Iterations | None) -> dict[str, str]:
+    """Return the input of a calibration other than requests, and whether dense masks were looked for and found."""
     notes, masks = " ".join(found.notes), "found" if found.tables.masked_s > 0 else "looked for"
     masks = "not looked for" if "dense masks were not looked for" in notes else masks
     counters = "counters" if "counters were fitted" in notes else "nothing"
-    about = {"requests": found.fitted, "beside_them": "a log of steps" if case.iterations is not None else counters}
-    about |= {"masks": masks, "simulations": found.simulations}
-    return about | {"cpu_s": round(cpu_s, 2), "wall_s": round(wall_s, 2)}
+    return {"beside_them": "a log of steps" if iterations is not None else counters, "masks": masks}
 
 
 def planted_case() -> Case:
